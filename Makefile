@@ -12,10 +12,9 @@ endif
 RELEASE := 0.1.0
 COMMANDS := $(notdir $(patsubst %/main.go,%,$(wildcard cmd/*/main.go)))
 
-# What the names of the images begin with.
+# Prefix of the image names.
 IMAGE_REGISTRY ?= nodeproxy.io
-# Where the API servers are and which directories of config are added:
-# hack/install-manifest.sh.
+# The API servers, and the directories of config to add: hack/install-manifest.sh.
 API_SERVERS ?=
 COMPONENTS ?=
 
@@ -32,9 +31,9 @@ SIZES ?= 1000 5000
 VARIANTS ?= nf_tables legacy
 BENCH_JSON ?= dist/bench.json
 
-# The version comes from VERSION; asking git again would fail in a clone that
-# belongs to another user. Programs, tests, vet and lint share what is compiled, in
-# all clones, only if all are built in the same way.
+# The version comes from VERSION; git would fail in a clone that belongs to another user.
+# Programs, tests, vet and lint, in all clones, only share compiled packages if they are
+# built with the same flags.
 export GOFLAGS := $(strip $(GOFLAGS) -trimpath -buildvcs=false)
 export CGO_ENABLED ?= 0
 
@@ -81,7 +80,7 @@ plugin: ## Write the kubectl plugin's archives, SBOMs and krew manifest to dist/
 	@VERSION='$(VERSION)' PLUGIN_URL='$(PLUGIN_URL)' hack/plugin.sh
 
 .PHONY: clean
-clean: ## Remove what building and testing left in this directory.
+clean: ## Remove what building and testing have left in this directory.
 	rm -rf bin dist cover.out
 
 ##@ Check
@@ -103,7 +102,7 @@ verify: ## Fail if generated files, formatting or go.mod are not up to date.
 	hack/verify.sh
 
 .PHONY: vulncheck
-vulncheck: ## Fail if a known vulnerability reaches the programs (govulncheck); GOVULNDB names a mirror, REQUIRED=1 fails if the database cannot be reached.
+vulncheck: ## Fail if a known vulnerability is reachable from the programs (govulncheck); GOVULNDB names a mirror, REQUIRED=1 fails if the database cannot be reached.
 	@go run ./hack/vulncheck $(if $(filter-out 0 no false,$(REQUIRED)),-required)
 
 .PHONY: release-check
@@ -146,11 +145,11 @@ test-parity: ## Compare rules with kube-proxy's, side by side (root); PARITY_SEE
 	hack/test.sh parity
 
 .PHONY: test-ipvs
-test-ipvs: ## Run the tests of mode IPVS, in User-mode Linux where this kernel has no IPVS (root).
+test-ipvs: ## Run the tests of mode IPVS, in User-mode Linux if this kernel has no IPVS (root).
 	hack/test.sh ipvs
 
 .PHONY: test-faults
-test-faults: ## Break things under load and print what failed (root); FAULTS, FAULTS_SEED.
+test-faults: ## Inject faults under load and print failed connections (root); FAULTS, FAULTS_SEED.
 	hack/test.sh faults
 
 .PHONY: test-tenants
@@ -186,15 +185,15 @@ bench-go: ## Run the Go benchmarks, with allocations.
 ##@ Try out
 
 .PHONY: demo
-demo: build ## Show it at work in a local cluster (root); MODE=ipvs in that mode; KEEP=1 leaves the cluster up.
+demo: build ## Show nodeproxy at work in a local cluster (root); MODE=ipvs in that mode; KEEP=1 leaves the cluster up.
 	go run ./test/demo -bin bin $(if $(MODE),-mode $(MODE)) $(if $(filter-out 0 no false,$(KEEP)),-keep)
 
 .PHONY: demo-clean
-demo-clean: ## Remove what make demo KEEP=1 or a crash left.
+demo-clean: ## Remove what make demo KEEP=1 or a crash has left.
 	go run ./test/demo -clean
 
-# Where the API server of each such cluster is. Nothing proxies Services before
-# nodeproxy does, so nodeproxy needs it.
+# The API server of each such cluster. Nothing proxies Services before nodeproxy, so it
+# needs this address.
 CLUSTER_API_SERVERS := https://172.20.0.1:6443
 
 .PHONY: cluster
@@ -204,5 +203,5 @@ cluster: ## Run nodeproxy on a real cluster of two nodes with kubelets and conta
 	go run ./test/cluster/kubelets/cmd/cluster $(if $(filter-out 0 no false,$(KUBE_PROXY)),-kube-proxy)
 
 .PHONY: cluster-clean
-cluster-clean: ## Remove what make cluster or a crash left; CLUSTERS="0" only these.
+cluster-clean: ## Remove what make cluster or a crash has left; CLUSTERS="0" limits this.
 	go run ./test/cluster/kubelets/cmd/cluster -clean $(CLUSTERS)

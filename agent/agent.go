@@ -1,6 +1,13 @@
-// Package agent is the node's half of nodeproxy: it watches the rendered
-// rules, keeps what is wanted, has the data planes make the kernel hold it,
-// and reports what the kernel really holds.
+// Package agent is the node's half of nodeproxy: it watches the rendered rules, has the data
+// planes program the kernel from them, and reports the actual kernel state. It wires the
+// packages below it, and is the only one that knows all of them.
+//
+// Where to look:
+//
+//   - agent.go: options, wiring, and what follows an event of the API
+//   - sync.go, audit.go, verify.go: the steps of the sync loop; applied.go: what follows a write
+//   - mode.go, removal.go: mode selection, and the end of all rules
+//   - ports.go, report.go, logs.go: health ports, status and readiness, the log
 package agent
 
 import (
@@ -17,6 +24,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
+	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint/recovery"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
@@ -26,7 +34,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules;nodeproxyrules;nodeproxies,verbs=get;list;watch
@@ -36,11 +43,6 @@ const (
 	// shortestRetry and longestRetry bound the pauses after failed syncs.
 	shortestRetry = 250 * time.Millisecond
 	longestRetry  = 30 * time.Second
-	// stopGrace is how long a write may go on after the agent is told to stop.
-	stopGrace = 10 * time.Second
-	// statusTick is how often it is looked whether the status is due, besides
-	// after every event.
-	statusTick = time.Second
 )
 
 // Options are what an Agent needs.
@@ -50,33 +52,32 @@ type Options struct {
 	// Namespace is that of the agent's Lease. Empty: there is no Lease, and the
 	// controller reports the node as AgentNotResponding.
 	Namespace string
-	// Client reads and writes the API.
-	Client *apiclient.Client
-	// Dataplanes holds one implementation for each IP family to be programmed.
+	Client    *apiclient.Client
+	// Dataplanes has one implementation for each IP family to be programmed.
 	Dataplanes map[dataplane.Family]dataplane.Dataplane
-	// IPTables returns the version and variant of iptables, for the status. It
-	// is called after every Apply, not beside one. Nil: not reported.
+	// IPTables returns the version and variant of iptables, for the status. It is called
+	// after every Apply, not beside one. Nil: not reported.
 	IPTables func() string
 	// Flows is the node's connection tracking table. Nil: stale flows stay.
 	Flows conntrack.Table
-	// Tracking is the node's connection tracking as a whole. Nil: it is left as
-	// it is and not reported.
+	// Tracking has the settings and metrics of connection tracking. Nil: it is neither
+	// changed nor reported.
 	Tracking conntrack.Tracking
-	// Probe asks the ports of other proxies, Spotter looks for their other signs.
-	// Without a Spotter there is none but the ports.
+	// Probe probes the ports of other proxies, Spotter detects them in the kernel. Without
+	// a Spotter, only ports are probed.
 	Probe   ownership.ProbeFunc
 	Spotter dataplane.Spotter
-	// Sockets says who has a port of ours that cannot be opened. Nil: nobody is asked.
+	// Sockets names the process that has a port of ours. Nil: it is not named.
 	Sockets ownership.Sockets
-	// ProxyHealthAddress and MetricsAddress are the proxy's own ports, opened
-	// only once no other proxy is active. ProbeAddress is for the kubelet.
+	// ProxyHealthAddress and MetricsAddress are the proxy's own ports, opened only when no
+	// other proxy is active. ProbeAddress is for the kubelet.
 	ProxyHealthAddress, MetricsAddress, ProbeAddress string
-	// StateDir is the folder of the last good set. Empty: none is kept or used.
+	// StateDir is the directory of the checkpoint. Empty: none is written or used.
 	StateDir string
-	// Identity is the boot and the network namespace that the agent runs in.
+	// Identity is the boot and the network namespace of the agent.
 	Identity checkpoint.Identity
-	// FormatVersions are the versions of rendered objects that the agent
-	// understands. None: those of this release.
+	// FormatVersions are the versions of rendered objects that the agent understands.
+	// None: those of this release.
 	FormatVersions []int32
 	// Version is the agent's release, Kernel that of the node's kernel.
 	Version, Kernel string
@@ -95,8 +96,12 @@ type Agent struct {
 	metrics *metrics.Metrics
 	drift   *drift.Tracker
 	errors  *apiclient.Errors
-	lease   *apiclient.LeaseRenewer
-	keeper  *setKeeper // nil: no last good set is kept
+	// apiError returns the current error of reading the API, if any.
+	apiError func() string
+	lease    *apiclient.LeaseRenewer
+	owner    *ownership.Owner
+	// recovery writes and restores the checkpoint; nil: there is none.
+	recovery *recovery.Recovery
 	// cleaners remove stale flows, one for each family and protocol.
 	cleaners map[dataplane.Family][]*conntrack.Cleaner
 	// checks serve health-check node ports, one for each family.
@@ -104,29 +109,21 @@ type Agent struct {
 	servers  servers
 	tracking *conntrack.Tuner
 	started  time.Time
-	readied  chan struct{} // there is a complete set to apply
 	poke     chan struct{} // the status may be due
-	switched chan struct{} // the settings have changed
-	instance string        // tells this agent's ports from those of another one
 
-	mu   sync.Mutex // guards everything below
-	turn turn
-	// readyForGood: the pod is ready; see readiness.go.
-	readyForGood bool
-	settings     *v1alpha1.ProxySettings
-	refused      string             // the refusal that was last logged
-	said         map[subject]string // what was last logged
-	// refusalsNamed is when refused Services were last named in the log.
-	refusalsNamed time.Time
-	iptables      string // version and variant, once known
-	missing       bool   // it was logged that the own object is gone
-	// wasRemoving: it was noted that rules are to be removed.
-	wasRemoving bool
-	// wasRestored: it was logged that the last good set is in use.
-	wasRestored bool
+	mu       sync.Mutex // guards everything below
+	ready    bool       // the pod is, from now on; see report.go
+	settings *desired.Settings
+	iptables string // version and variant, once known
+	missing  bool   // it was logged that the own object is gone
+	removing bool   // it was logged that rules are to be removed
+	rejected string // why the own object is not accepted, as last logged
+	logged   map[subject]string
+	// rejectionsLogged is when rejected Services were last named in the log.
+	rejectionsLogged time.Time
 }
 
-// New returns an Agent that does nothing until it runs.
+// New returns an Agent that does not run yet. It has read the header of its checkpoint.
 func New(options Options) (*Agent, error) {
 	switch {
 	case options.NodeName == "":
@@ -145,36 +142,50 @@ func New(options Options) (*Agent, error) {
 		log:     options.Log,
 		fanout:  dataplane.NewFanout(options.Dataplanes),
 		metrics: metrics.New(),
-		said:    map[subject]string{},
+		logged:  map[subject]string{},
 		started: options.Clock.Now(),
-		readied: make(chan struct{}, 1),
 		poke:    make(chan struct{}, 1),
-
-		switched: make(chan struct{}, 1),
-		instance: rand.Text(),
 	}
-	var err error
-	if a.keeper, err = a.newKeeper(); err != nil {
-		return nil, err
+	var disk *checkpoint.Disk
+	if options.StateDir != "" {
+		file, err := checkpoint.New(options.StateDir, options.NodeName)
+		if err != nil {
+			return nil, err
+		}
+		disk = checkpoint.NewDisk(file, options.Identity, options.Clock, a.metrics.Keep)
 	}
 	a.store = desired.New(desired.Options{
 		Clock: options.Clock, NodeName: options.NodeName, Families: a.fanout.Families(), Formats: options.FormatVersions,
-		Report: a.reportProblem, Former: a.keeper.lackedBy,
+		Report: a.reportProblem, Former: func(names int, hash uint64) *checkpoint.Restorable {
+			former, err := disk.LackedBy(names, hash)
+			a.logUnusable(disk, err)
+			return former
+		},
 	})
 	a.drift = drift.New(options.Clock, a.fanout.Families())
-	defaults := v1alpha1.CompleteSettings(nil)
-	minimum, verify := intervals(defaults)
+	defaults := desired.NewSettings(nil)
 	a.loop = syncer.New(syncer.Options{
 		Clock: options.Clock, Sync: a.syncSome, Verify: a.progressing(a.verify), Look: a.progressing(a.lookAtRules),
-		MinInterval: minimum, VerifyInterval: verify, RetryMin: shortestRetry, RetryMax: longestRetry,
+		MinInterval: defaults.MinInterval, VerifyInterval: defaults.VerifyInterval, RetryMin: shortestRetry, RetryMax: longestRetry,
 	})
 	a.fanout.Clock = options.Clock
 	a.metrics.Begin(options.Version, a.fanout.Families())
 	a.cleaners = a.newCleaners()
 	a.tracking = conntrack.NewTuner(options.Tracking, options.Clock, a.log, a.metrics.Tracking)
-	a.checks, a.servers = a.newChecks(), a.newServers()
+	instance := rand.Text()
+	a.checks, a.servers = a.newChecks(), a.newServers(instance)
 	api := apiclient.NewMetrics(a.metrics.Registry)
 	a.errors = apiclient.NewErrors(options.Clock, a.log, api)
+	a.apiError = a.errors.First
+	a.recovery = recovery.New(recovery.Options{
+		Clock: options.Clock, Log: a.log, Disk: disk, Store: a.store, APIError: func() string { return a.apiError() },
+		Conflict: func() bool { return a.owner.Facts().Other != "" }, Restored: a.changed,
+	})
+	a.owner = ownership.New(ownership.Options{
+		Clock: options.Clock, Log: a.log, Store: a.store, Probe: options.Probe, Spotter: options.Spotter, Instance: instance,
+		FormerConflict: disk.Conflicted, Checks: a.metrics.Checks, Changed: a.pokeStatus, Cleared: a.loop.TriggerAfresh,
+	})
+	a.logUnusable(disk, disk.Open())
 	a.lease = apiclient.NewLeaseRenewer(apiclient.LeaseOptions{
 		Client: options.Client, Clock: options.Clock, Log: a.log, Namespace: options.Namespace, Node: options.NodeName,
 		Started: a.started, Applied: a.store.AppliedVersion, Metrics: api,
@@ -183,16 +194,17 @@ func New(options Options) (*Agent, error) {
 	return a, nil
 }
 
-// Run works until ctx is done. It leaves all rules where they are.
+// Run works until ctx is done. It leaves all rules in place.
 func (a *Agent) Run(ctx context.Context) error {
 	a.log.Info("Starting", "node", a.options.NodeName, "version", a.options.Version, "kernel", a.options.Kernel)
 	var wg sync.WaitGroup
-	a.keeper.look()
 	wg.Go(func() { a.options.Client.Watch(ctx, a.options.NodeName, a.store, a.changed, a.errors) })
 	wg.Go(func() { a.servers.kubelet.Run(ctx) })
 	wg.Go(func() { a.lease.Run(ctx) })
-	wg.Go(func() { a.restoreLoop(ctx) })
-	wg.Go(func() { a.keepLoop(ctx) })
+	if a.recovery != nil {
+		wg.Go(func() { a.recovery.Restore(ctx) })
+		wg.Go(func() { a.recovery.Write(ctx) })
+	}
 	wg.Go(func() { a.loop.Run(ctx) })
 	wg.Go(func() {
 		a.fanout.Follow(ctx, func(family dataplane.Family) {
@@ -205,15 +217,32 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, c := range slices.Concat(slices.Collect(maps.Values(a.cleaners))...) {
 		wg.Go(func() { c.Run(ctx) })
 	}
-	wg.Go(func() { a.takeTurns(ctx) })
+	wg.Go(func() { a.own(ctx) })
 	wg.Wait()
 	a.log.Info("Stopped; the rules in the kernel stay")
 	return nil
 }
 
-// takeTurn opens the proxy's ports until ctx is done, which ends with our turn,
-// and has the sync loop write.
-func (a *Agent) takeTurn(ctx context.Context, wg *sync.WaitGroup) {
+// own opens the proxy's ports and has the sync loop write whenever the agent owns the node's
+// proxy rules, until ctx is done.
+func (a *Agent) own(ctx context.Context) {
+	for a.owner.Acquire(ctx) {
+		var wg sync.WaitGroup
+		a.serve(a.owner.Context(), &wg)
+		a.owner.Watch(ctx)
+		wg.Wait()
+		if ctx.Err() != nil {
+			return // what is known of the kernel remains valid
+		}
+		a.store.Forget()
+		a.drift.Forget()
+		a.loop.TriggerAfresh() // Audit: there is something to compare
+		a.pokeStatus()
+	}
+}
+
+// serve opens the proxy's ports until ctx is done, and has the sync loop write.
+func (a *Agent) serve(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { a.servers.health.Run(ctx) })
 	wg.Go(func() { a.servers.metrics.Run(ctx) })
 	wg.Go(func() { a.runChecks(ctx) })
@@ -224,66 +253,66 @@ func (a *Agent) takeTurn(ctx context.Context, wg *sync.WaitGroup) {
 // changed is called after every event of a watch.
 func (a *Agent) changed() {
 	a.noteObject()
-	a.noteRestored()
-	a.followRemoval()
+	a.recovery.Observe()
+	a.noteRemoval()
 	if a.store.TakePending() {
 		a.trigger()
 	}
 	a.pokeStatus()
-	if a.store.Ready() && a.oriented() {
-		select {
-		case a.readied <- struct{}{}:
-		default:
-		}
-	}
+	a.owner.Readied()
 }
 
-// noteObject follows what the own object asks besides its rules: intervals,
-// and whether it can be done at all.
+// trigger asks the sync loop for a sync.
+func (a *Agent) trigger() {
+	a.metrics.Proxy.Queued(a.fanout.Families(), a.options.Clock.Now())
+	a.loop.Trigger()
+}
+
+// noteObject applies what the own object asks of the sync loop, and logs whether the object
+// exists and is accepted.
 func (a *Agent) noteObject() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	// Not before the lock: several watches come here at the same time, and what
-	// one has read earlier must not undo what another has noted.
+	// Only with the lock: several watches come here at the same time, and an older state
+	// must not replace a newer one.
 	settings, r, gone := a.store.OwnObject()
 	if gone != a.missing {
 		a.missing = gone
+		message := "The NodeProxyRules of this node exists"
 		switch {
 		case gone && settings == nil:
-			a.log.Info("There is no NodeProxyRules for this node: nothing is programmed until the controller renders it. See that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name is the Node's name", "nodeProxyRules", a.options.NodeName)
+			message = "There is no NodeProxyRules for this node; nothing is programmed until the controller renders it. Check that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name is the Node's name"
 		case gone && a.store.Removing():
-			a.log.Info("The NodeProxyRules of this node does not exist any more; its rules go with the NodeProxy", "nodeProxyRules", a.options.NodeName)
+			message = "The NodeProxyRules of this node no longer exists; its rules are removed with the NodeProxy"
 		case gone:
-			a.log.Info("The NodeProxyRules of this node does not exist: the last known one stays in force, rules are kept and repaired", "nodeProxyRules", a.options.NodeName)
-		default:
-			a.log.Info("The NodeProxyRules of this node exists", "nodeProxyRules", a.options.NodeName)
+			message = "The NodeProxyRules of this node does not exist; the last known one stays applied"
 		}
+		a.log.Info(message, "nodeProxyRules", a.options.NodeName)
 	}
-	message := ""
-	if r != nil {
-		message = r.Message
-	}
-	if message != a.refused {
-		a.refused = message
-		if r != nil {
-			a.log.Info("The NodeProxyRules of this node is not accepted", "reason", r.Reason, "message", r.Message)
-		} else {
-			a.log.Info("The NodeProxyRules of this node is accepted again")
-			a.loop.TriggerAfresh()
-		}
+	if r != nil && r.Message != a.rejected {
+		a.rejected = r.Message
+		a.log.Info("The NodeProxyRules of this node is not accepted", "reason", r.Reason, "message", r.Message)
+	} else if r == nil && a.rejected != "" {
+		a.rejected = ""
+		a.log.Info("The NodeProxyRules of this node is accepted again")
+		a.loop.TriggerAfresh()
 	}
 	if settings != nil && settings != a.settings {
 		a.settings = settings
-		a.loop.SetIntervals(intervals(settings))
+		a.loop.SetIntervals(settings.MinInterval, settings.VerifyInterval)
 		a.loop.TriggerAfresh()
-		select {
-		case a.switched <- struct{}{}:
-		default:
-		}
+		a.owner.Switched()
 	}
 }
 
-// reportProblem says in the log which entries of a Service cannot be used.
+// reportProblem logs which entries of a Service cannot be used.
 func (a *Agent) reportProblem(service dataplane.ServiceName, problem string) {
-	a.log.Info("Part of a ServiceProxyRules cannot be used and is left out; hand edits are reverted by the controller", "service", service.String(), "problem", problem)
+	a.log.Info("Part of a ServiceProxyRules cannot be used and is left out; the controller reverts manual changes", "service", service.String(), "problem", problem)
+}
+
+// logUnusable logs why the checkpoint cannot be used.
+func (a *Agent) logUnusable(disk *checkpoint.Disk, err error) {
+	if err != nil {
+		a.log.Info("The checkpoint cannot be used; the next one replaces it", "file", disk.Path(), "problem", err.Error())
+	}
 }

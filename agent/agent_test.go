@@ -73,7 +73,7 @@ func TestWarnings(t *testing.T) {
 	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
 	c := status.ProgrammedCondition(a.known())
-	if want := "the kernel holds what is wanted; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
+	if want := "The desired state is programmed; but: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
 		t.Errorf("condition %+v, want message %q", c, want)
 	}
 	kernel.Refuse("shop", "c", "line 3 failed")
@@ -158,7 +158,7 @@ func waitForLock(t *testing.T, function string) {
 			}
 		}
 	}
-	t.Fatalf("nobody waits for a mutex in %s", function)
+	t.Fatalf("no goroutine waits for a mutex in %s", function)
 }
 
 func TestOnlyNewsMakesTheLoopRun(t *testing.T) {
@@ -214,7 +214,7 @@ func TestAnEmptyFirstListMakesTheLoopRun(t *testing.T) {
 	r.TakePending()
 	r.SetServices(nil)
 	if !r.Ready() || !r.TakePending() {
-		t.Error("the agent is ready, but nobody syncs")
+		t.Error("the agent is ready, but nothing syncs")
 	}
 	r.SetServices(nil)
 	if r.TakePending() {

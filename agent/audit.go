@@ -9,19 +9,17 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // After a comparison none is made for auditRest times as long as it took, up to
-// longestAuditRest: however often rules change, it costs a small part of a
-// processor.
+// longestAuditRest: however often rules change, it costs a small part of a processor.
 const (
 	auditRest        = 10
 	longestAuditRest = 5 * time.Second
 )
 
-// audit compares the kernel to what is wanted and writes nothing. The sync loop
-// calls it in place of sync and verify while enforcement is Audit.
+// audit compares the kernel with the desired state and writes nothing. The sync loop calls it
+// instead of sync and verify while enforcement is Audit.
 func (a *Agent) audit(ctx context.Context) error {
 	if !a.store.Ready() {
 		return nil
@@ -29,7 +27,7 @@ func (a *Agent) audit(ctx context.Context) error {
 	start := a.options.Clock.Now()
 	b, ok := a.store.PrepareAudit(start)
 	if !ok {
-		return nil // Enforce, since we have asked: the settings have triggered what follows
+		return nil // enforcement is Enforce now: the settings have triggered what follows
 	}
 	outcomes := a.fanout.Verify(ctx, b.Rulesets, dataplane.VerifyOptions{Audit: true})
 	if a.auditMode(ctx, b, outcomes) {
@@ -42,32 +40,33 @@ func (a *Agent) audit(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	if a.store.CurrentEpoch() != b.Epoch { // it tells of a kernel as it was
+	if a.store.CurrentEpoch() != b.Epoch { // the result is about a former kernel
 		a.loop.Trigger()
 		return nil
 	}
 	a.noteVersion()
 	a.excuseAudit(outcomes)
 	first, waiting := a.store.Audited(b, outcomes, end)
-	a.pace(end.Sub(start))
+	took := end.Sub(start)
+	a.pace(took)
 	if waiting { // to see whether it lasts
 		a.loop.Trigger()
 	}
 	err := dataplane.JoinErrors(outcomes)
-	a.log.V(2).Info("Compared the kernel to what is wanted", "duration", end.Sub(start))
+	a.log.V(2).Info("Compared the kernel with the desired state", "duration", took)
 	a.logAudit(err)
 	a.logAbsent(a.store.Absences())
 	a.logWarnings(a.store.Warnings())
 	if first {
-		a.log.Info("The kernel is compared to what is wanted for the first time; enforcement is Audit, nothing is written", "duration", end.Sub(start))
+		a.log.Info("Compared the kernel with the desired state for the first time; enforcement is Audit, nothing is written", "duration", took)
 	}
 	a.noteReady()
 	a.pokeStatus()
 	return err
 }
 
-// excuseAudit takes the families out of the outcomes that the node lacks and
-// nothing needs, as after an Apply.
+// excuseAudit removes from the outcomes the families that the node lacks and nothing needs,
+// as after an Apply.
 func (a *Agent) excuseAudit(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference]) {
 	results := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{}
 	for family, outcome := range outcomes {
@@ -75,8 +74,8 @@ func (a *Agent) excuseAudit(outcomes map[dataplane.Family]dataplane.Outcome[data
 	}
 	a.store.Excuse(results)
 	maps.DeleteFunc(outcomes, func(family dataplane.Family, _ dataplane.Outcome[dataplane.Difference]) bool {
-		_, kept := results[family]
-		return !kept
+		_, remains := results[family]
+		return !remains
 	})
 }
 
@@ -84,32 +83,27 @@ func (a *Agent) excuseAudit(outcomes map[dataplane.Family]dataplane.Outcome[data
 func (a *Agent) pace(took time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.settings == nil || *a.settings.Enforcement != v1alpha1.Audit {
-		return // noteObject has set what is to be from now on
+	if a.settings == nil || !a.settings.Audit {
+		return // noteObject has set the intervals
 	}
-	minimum, verify := intervals(a.settings)
-	a.loop.SetIntervals(max(minimum, desired.AuditInterval, min(auditRest*took, longestAuditRest)), verify)
+	a.loop.SetIntervals(max(a.settings.MinInterval, desired.AuditInterval, min(auditRest*took, longestAuditRest)), a.settings.VerifyInterval)
 }
 
 func (a *Agent) logAudit(err error) {
-	switch former, changed := a.news(failures, wording.OfError(err)); {
-	case err != nil && changed:
-		a.log.Error(err, "Could not compare the kernel to what is wanted; trying again with growing pauses")
-	case err == nil && former != "":
-		a.log.Info("Comparing the kernel to what is wanted works again")
-	}
+	a.logFailure(failures, err, "Could not compare the kernel with the desired state; retrying", "Comparing the kernel with the desired state works again")
 	d := a.store.Snapshot().Difference
 	if d == nil {
 		return
 	}
+	examples := wording.Examples(d.Examples)
 	text := ""
 	if d.Count > 0 {
-		text = strings.Join(wording.Examples(d.Examples), "; ")
+		text = strings.Join(examples, "; ")
 	}
 	switch former, changed := a.news(differences, text); {
 	case text != "" && changed:
-		a.log.Info("The kernel differs from what is wanted; enforcement is Audit, so it stays", "differences", d.Count, "examples", wording.Examples(d.Examples))
+		a.log.Info("The kernel differs from the desired state; enforcement is Audit, so it stays", "differences", d.Count, "examples", examples)
 	case text == "" && former != "":
-		a.log.Info("The kernel holds what is wanted again")
+		a.log.Info("The kernel no longer differs from the desired state")
 	}
 }

@@ -28,11 +28,11 @@ func TestAuditWritesNothingAndReports(t *testing.T) {
 		}
 		after(4 * time.Second)
 		reason, message := r.condition()
-		if reason != v1alpha1.ReasonAuditDiffers || !strings.Contains(message, "status.difference says where") || !strings.Contains(message, "nobody maintains") {
+		if reason != v1alpha1.ReasonAuditDiffers || !strings.Contains(message, "see status.difference") || !strings.Contains(message, "no program maintains") {
 			t.Errorf("an empty kernel: %s: %s", reason, message)
 		}
-		if r.kernel.Writes() != 0 || r.mayWrite() {
-			t.Errorf("%d writes; may write: %v", r.kernel.Writes(), r.mayWrite())
+		if r.kernel.Writes() != 0 || r.owner.MayWrite() {
+			t.Errorf("%d writes; may write: %v", r.kernel.Writes(), r.owner.MayWrite())
 		}
 		s := statusOf(r.Agent, nil)
 		if s.SettingsRevision != r.rig.Snapshot().Own.Spec.SettingsRevision || s.Services != 1 || s.Difference.Count != 1 || !slices.Equal(s.Families, []string{"IPv4"}) {
@@ -40,7 +40,7 @@ func TestAuditWritesNothingAndReports(t *testing.T) {
 		}
 
 		r.ports.become("kube-proxy answers")
-		after(auditPause + time.Second)
+		after(5*time.Second + time.Second)
 		if _, message := r.condition(); !strings.Contains(message, "another proxy runs on this node (kube-proxy answers)") {
 			t.Errorf("beside another proxy: %s", message)
 		}
@@ -99,14 +99,14 @@ func TestAuditDuringChanges(t *testing.T) {
 func TestEnforceAuditEnforce(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		after(time.Second)
-		turn := r.turnContext()
+		turn := r.owner.Context()
 		r.rig.SetRules(r.rig.Node(inAudit))
 		r.changed()
 		after(3 * time.Second)
-		if turn.Err() == nil || r.mayWrite() {
+		if turn.Err() == nil || r.owner.MayWrite() {
 			t.Error("the ports stay open with Audit")
 		}
-		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditInSync || !strings.Contains(message, "nobody maintains") {
+		if reason, message := r.condition(); reason != v1alpha1.ReasonAuditInSync || !strings.Contains(message, "no program maintains") {
 			t.Errorf("with Audit: %s: %s", reason, message)
 		}
 		writes := r.kernel.Writes()
@@ -127,7 +127,7 @@ func TestEnforceAuditEnforce(t *testing.T) {
 		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed || len(r.kernel.Services()) != 2 {
 			t.Errorf("with Enforce again: %s: %s; the kernel holds %q", reason, message, r.kernel.Services())
 		}
-		if r.turnContext().Err() != nil || !r.mayWrite() {
+		if r.owner.Context().Err() != nil || !r.owner.MayWrite() {
 			t.Error("the ports are not opened again")
 		}
 		r.rig.SetService(r.rig.Service("c", 3))
@@ -145,7 +145,7 @@ func TestAuditThatFails(t *testing.T) {
 		r.kernel.Fail(errors.New("iptables-save: no"))
 		r.changed()
 		after(2 * desired.AuditInterval) // a comparison that began before the turn ended does not count
-		if reason, message := r.condition(); reason != v1alpha1.ReasonFailed || !strings.Contains(message, "cannot be compared to what is wanted: IPv4: iptables-save: no") {
+		if reason, message := r.condition(); reason != v1alpha1.ReasonFailed || !strings.Contains(message, "cannot be compared with the desired state: IPv4: iptables-save: no") {
 			t.Errorf("%s: %s", reason, message)
 		}
 		r.kernel.Fail(nil)

@@ -32,7 +32,7 @@ func expectPending(t *testing.T, a *Agent, when string) {
 		t.Errorf("%s: %s: %s", when, c.Reason, c.Message)
 	}
 	if status := statusOf(a, nil); status.Services != 0 || status.Difference != nil || status.Kernel != nil {
-		t.Errorf("%s the status tells of a kernel that is not known: %+v", when, status)
+		t.Errorf("%s the status reports a kernel that is unknown: %+v", when, status)
 	}
 }
 

@@ -220,7 +220,7 @@ func (n *liveNode) intact() {
 	n.Helper()
 	for family, ruleset := range n.store.Verifiable() {
 		ruleset.Full = true
-		d, err := iptables.New(family, iptables.Options{Folder: n.folder}).Verify(context.Background(), ruleset, dataplane.VerifyOptions{})
+		d, err := iptables.New(family, iptables.Options{Programs: iptables.NewPrograms(n.folder, "")}).Verify(context.Background(), ruleset, dataplane.VerifyOptions{})
 		if err != nil || d.Count != 0 {
 			n.Errorf("%s after the repair: %+v, %v", family, d, err)
 		}

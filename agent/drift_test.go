@@ -73,7 +73,7 @@ func TestOthersChangesAreRepairedAtOnce(t *testing.T) {
 			t.Errorf("kernel holds %q; %d repairs, after failures and new settings", kernel.Services(), repairs(a))
 		}
 
-		// A verification finds what nobody has noticed.
+		// A verification finds what was not noticed.
 		kernel.Remove("shop", "b")
 		pass(2 * time.Minute)
 		if len(kernel.Services()) != 2 || repairs(a) != 2 {
@@ -86,7 +86,7 @@ func TestWhoKeepsUndoingIsNotFoughtFaster(t *testing.T) {
 	guarded(t, func(t *testing.T, a *Agent, _ *rig, kernel *dataplanetest.Fake) {
 		start := time.Now()
 		differed := 0
-		for time.Since(start) < 10*time.Minute { // undone 50 ms after each repair
+		for time.Since(start) < 10*time.Minute { // reverted 50 ms after each repair
 			kernel.Remove("shop", "a")
 			kernel.Sign(dataplane.Change{Sure: true})
 			pass(50 * time.Millisecond)

@@ -80,7 +80,7 @@ func (r *dualRig) expect(programmed string, families string, counts ...int32) {
 	}
 }
 
-const inSync = "True Programmed: the kernel holds what is wanted"
+const inSync = "True Programmed: The desired state is programmed"
 
 func TestServicesAndEndpointsOfBothFamilies(t *testing.T) {
 	r := newDualRig(t)
@@ -100,7 +100,7 @@ func TestServicesAndEndpointsOfBothFamilies(t *testing.T) {
 	r.kernels[dataplane.IPv6].Refuse("shop", "six", "no")
 	r.SetService(r.Service("six", 3, agenttest.IPv6(true), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 	r.apply()
-	r.expect("True SomeServicesRejected: all Services are programmed but 1, whose rules the kernel refuses: shop/six: IPv6: no", "IPv4 IPv6", 2, 5, 2)
+	r.expect("True SomeServicesRejected: All Services are programmed but 1, whose rules the kernel rejects: shop/six: IPv6: no.", "IPv4 IPv6", 2, 5, 2)
 }
 
 func TestFamilyThatNothingNeeds(t *testing.T) {
@@ -123,7 +123,7 @@ func TestFamilyThatNothingNeeds(t *testing.T) {
 	outcomes := r.fanout.Apply(context.Background(), b.Rulesets)
 	r.Excuse(outcomes)
 	r.Commit(b, outcomes, nil)
-	r.expect("False Failed: IPv6: no IPv6 here: not supported on this node; what could be written is written", "IPv4", 1, 2, 0)
+	r.expect("False Failed: Not everything could be written: IPv6: no IPv6 here: not supported on this node. The rest", "IPv4", 1, 2, 0)
 	r.kernels[dataplane.IPv4].Remove("shop", "four")
 	r.check()
 	if diff := cmp.Diff([]string{"shop/four"}, r.kernels[dataplane.IPv4].Services()); diff != "" {
@@ -164,7 +164,7 @@ func TestFamilyThatComesAndGoes(t *testing.T) {
 	if p := r.Snapshot().OldestPending; !p.IsZero() {
 		t.Errorf("a change waits since %v", p)
 	}
-	for family, f := range r.Snapshot().Families {
+	for family, f := range r.Health().Families {
 		if f.LastUpdated.IsZero() {
 			t.Errorf("%s is not up to date for the health check", family)
 		}
@@ -201,10 +201,10 @@ func TestNodeThatLacksEveryFamily(t *testing.T) {
 	}
 	r.SetServices(nil)
 	r.apply()
-	r.expect("False Failed: IPv4: no programs: not supported on this node; IPv6: no programs", "", 0, 0, 0)
+	r.expect("False Failed: Not everything could be written: IPv4: no programs: not supported on this node; IPv6: no programs", "", 0, 0, 0)
 	r.SetService(r.Service("four", 1))
 	r.apply()
-	r.expect("False Failed: IPv4: no programs: not supported on this node; what could be written is written", "", 0, 0, 0)
+	r.expect("False Failed: Not everything could be written: IPv4: no programs: not supported on this node. The rest", "", 0, 0, 0)
 	r.kernels[dataplane.IPv4].Lack("")
 	r.apply()
 	r.expect(inSync, "IPv4", 1, 2, 0)
@@ -223,7 +223,7 @@ func TestOneFamilyFailsTheOtherGoesOn(t *testing.T) {
 			r.kernels[failing].Fail(errors.New("locked"))
 			r.SetService(r.Service("both", 2, agenttest.IPv6(false), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 			r.apply()
-			r.expect("False Failed: "+string(failing)+": locked", "IPv4 IPv6", 1, 4, 0)
+			r.expect("False Failed: Not everything could be written: "+string(failing)+": locked", "IPv4 IPv6", 1, 4, 0)
 			if got := r.kernels[other].Service("shop", "both").Ports[0].Port; got != 81 {
 				t.Errorf("%s serves port %d", other, got)
 			}
@@ -280,7 +280,7 @@ func TestFailureOfAFamilyThatNothingNeeds(t *testing.T) {
 	r.apply()
 	r.expect(inSync+"; but: IPv6, which no Service uses, is not programmed: no such target", "IPv4", 1, 2, 0)
 	s := r.Snapshot()
-	if !s.OldestPending.IsZero() || !s.Families[dataplane.IPv6].OldestPending.IsZero() {
+	if !s.OldestPending.IsZero() || !r.Health().Families["IPv6"].OldestPending.IsZero() {
 		t.Error("the health check counts the failure")
 	}
 	if s.Applied.Generation == 0 || s.Applied.SettingsRevision == "" {
@@ -293,7 +293,7 @@ func TestFailureOfAFamilyThatNothingNeeds(t *testing.T) {
 	r.Commit(b, r.fanout.Apply(context.Background(), b.Rulesets), nil)
 	r.SetService(r.Service("six", 3, agenttest.IPv6(true)))
 	r.apply()
-	r.expect("False Failed: IPv6: no such target; what could be written is written", "IPv4", 1, 2, 0)
+	r.expect("False Failed: Not everything could be written: IPv6: no such target. The rest", "IPv4", 1, 2, 0)
 	six.Fail(nil)
 	r.apply()
 	r.expect(inSync, "IPv4 IPv6", 2, 4, 0)

@@ -180,7 +180,7 @@ func TestNoFlowIsRemovedInAudit(t *testing.T) {
 		outcomes := a.fanout.Apply(t.Context(), b.Rulesets)
 		a.store.Commit(b, outcomes, nil)
 		r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }))
-		a.cleanFlows(b.Rulesets, outcomes)
+		a.cleanFlows(&applied{Batch: b, outcomes: outcomes})
 		table.expect(t, "in Audit", "10.244.1.1:53")
 		r.SetRules(r.Node())
 		table.expect(t, "in Enforce again")

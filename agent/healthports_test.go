@@ -17,12 +17,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// freePort returns a port that nobody uses.
+// freePort returns an unused port.
 func freePort(t *testing.T) int32 {
 	t.Helper()
 	l, err := net.Listen("tcp", ":0")
@@ -49,7 +48,7 @@ func memberOf(endpoints ...string) func(*v1alpha1.NodeProxyRulesSpec) {
 }
 
 // asked is what a load balancer is told on port: status and weight, "closed" if
-// nobody answers.
+// none answers.
 func asked(port int32) string {
 	response, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/", port))
 	if err != nil {
@@ -195,7 +194,7 @@ func TestHealthCheckUnhealthy(t *testing.T) { // row 146
 	expectAnswer(t, port, "200 2")
 	kernel.Fail(errors.New("locked"))
 	r.SetService(r.Service("b", 2))
-	clk.Step(health.PendingLimit)
+	clk.Step(pendingLimit)
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}

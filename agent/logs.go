@@ -15,121 +15,120 @@ const (
 	failures subject = iota
 	warnings
 	absences
-	refusals
-	looks
-	beginnings
+	rejections
 	differences
 	removals
 	stuck
-	ranModes
+	modesRun
 	retirements
-	modeDoubts
+	modeErrors
 )
 
-// stuckAfter is how long one step of the sync loop may take until it is logged.
-const stuckAfter = 10 * time.Second
+const (
+	// stuckAfter is how long one step of the sync loop may take until it is logged.
+	stuckAfter = 10 * time.Second
+	// rejectionsPause is the least time between two lines that name rejected Services: one
+	// that changes all the time may be rejected and accepted in turn.
+	rejectionsPause = time.Minute
+)
 
-// logStuck says when the sync loop waits for a program that does not end.
-func (a *Agent) logStuck(overdue time.Duration) {
-	text := ""
-	if overdue >= stuckAfter {
-		text = "stuck"
-	}
-	switch former, changed := a.news(stuck, text); {
-	case text != "" && changed:
-		a.log.Info("A program that reads or writes the rules has not ended for a while; nothing is written until it does. See which it is and what it waits for: ps -ef | grep -E 'iptables|ip6tables'; end it if it hangs", "for", overdue.Round(time.Second))
-	case text == "" && former != "":
-		a.log.Info("The sync loop goes on")
-	}
-}
-
-// news notes what there is to say on a subject and returns what there was
-// before, and whether the two differ.
+// news notes the text of a subject. It returns the former one, and whether they differ.
 func (a *Agent) news(about subject, text string) (former string, changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	former = a.said[about]
-	a.said[about] = text
+	former = a.logged[about]
+	a.logged[about] = text
 	return former, text != former
 }
 
-func (a *Agent) logSync(err error, kind v1alpha1.SyncKind, took time.Duration, report *v1alpha1.SyncReport) {
-	switch former, changed := a.news(failures, wording.OfError(err)); {
+// logFailure logs an error if it is new, and its end.
+func (a *Agent) logFailure(about subject, err error, failed, ended string, details ...any) {
+	switch former, changed := a.news(about, wording.OfError(err)); {
 	case err != nil && changed:
-		a.log.Error(err, "Could not write everything to the kernel; what could be written is written, all else stays as it was. Trying again with growing pauses", "kind", kind, "duration", took)
+		a.log.Error(err, failed, details...)
 	case err == nil && former != "":
-		a.log.Info("Writing to the kernel works again", "kind", kind, "duration", took)
+		a.log.Info(ended, details...)
 	}
+}
+
+// logBegin logs when something begins, and when it ends.
+func (a *Agent) logBegin(about subject, lasts bool, begun string, details []any, ended string) {
+	text := ""
+	if lasts {
+		text = "lasts"
+	}
+	switch _, changed := a.news(about, text); {
+	case changed && lasts:
+		a.log.Info(begun, details...)
+	case changed:
+		a.log.Info(ended)
+	}
+}
+
+// logList logs a list when it changes or becomes empty.
+func (a *Agent) logList(about subject, list []string, some string, details []any, none string) {
+	switch _, changed := a.news(about, strings.Join(list, "; ")); {
+	case changed && len(list) > 0:
+		a.log.Info(some, details...)
+	case changed:
+		a.log.Info(none)
+	}
+}
+
+// logStuck logs that the sync loop waits for a program that does not end.
+func (a *Agent) logStuck(overdue time.Duration) {
+	a.logBegin(stuck, overdue >= stuckAfter,
+		"A program that reads or writes the rules does not end; nothing is written until it does. Find it and what it waits for: ps -ef | grep -E 'iptables|ip6tables'; end it if it hangs", []any{"for", overdue.Round(time.Second)},
+		"The sync loop continues")
+}
+
+func (a *Agent) logSync(err error, kind v1alpha1.SyncKind, took time.Duration, report *v1alpha1.SyncReport) {
+	a.logFailure(failures, err, "Could not write everything to the kernel; the rest stays as it was. Retrying", "Writing to the kernel works again", "kind", kind, "duration", took)
 	if report != nil {
 		a.log.V(2).Info("Synced", "kind", kind, "duration", took, "servicesChanged", report.ServicesChanged)
 	}
 }
 
-// logList says what a list holds, or that it has become empty, when that
-// changes.
-func (a *Agent) logList(about subject, list []string, some string, details []any, none string) {
-	_, changed := a.news(about, strings.Join(list, "; "))
-	switch {
-	case !changed:
-	case len(list) > 0:
-		a.log.Info(some, details...)
-	default:
-		a.log.Info(none)
-	}
-}
-
-// logWarnings says what could not be done besides the rules of Services.
+// logWarnings logs what besides the rules of Services could not be done.
 func (a *Agent) logWarnings(list []string) {
 	a.logList(warnings, list,
-		"The rules of Services are written, but not all else could be done on this node", []any{"warnings", list},
-		"What could not be done on this node besides the rules of Services is done now")
+		"The rules of Services are written, but something else could not be done on this node", []any{"warnings", list},
+		"What could not be done on this node is done now")
 }
 
-// logRetiring says when something of another mode stays for a while, and when all
-// of it has gone.
+// logRetiring logs that cleanup of another mode is pending.
 func (a *Agent) logRetiring(list []string) {
-	text := ""
-	if len(list) > 0 {
-		text = "some"
-	}
-	switch former, changed := a.news(retirements, text); {
-	case text != "" && changed:
-		a.log.Info("Something of another mode stays in the kernel for a while; it goes by itself", "retiring", list)
-	case text == "" && former != "":
-		a.log.Info("Nothing of another mode is left in the kernel")
-	}
+	a.logBegin(retirements, len(list) > 0,
+		"Cleanup of another mode is pending", []any{"pending", list},
+		"Cleanup of the other mode is complete")
 }
 
-// logAbsent says which families this node cannot program and no Service needs.
+// logAbsent logs which families this node cannot program and no Service needs.
 func (a *Agent) logAbsent(reasons []string) {
 	a.logList(absences, reasons,
-		"No Service has addresses of an IP family that this node lacks; it is left out until one has, or the node gets it", []any{"reasons", reasons},
-		"No IP family is left out any more")
+		"This node lacks an IP family that no Service uses; it is left out until one does, or the node has it", []any{"reasons", reasons},
+		"No IP family is left out anymore")
 }
 
-// refusalsPause is the least time between two lines that name refused Services: one
-// that is changed all the time may be refused and taken in turn.
-const refusalsPause = time.Minute
-
-// logRefused says which Services the kernel does not take.
-func (a *Agent) logRefused(names []string) {
-	if len(names) > 0 && !a.mayNameRefused(strings.Join(names, "; ")) {
+// logRejected logs which Services the kernel rejects.
+func (a *Agent) logRejected(names []string) {
+	if len(names) > 0 && !a.mayLogRejected(strings.Join(names, "; ")) {
 		return
 	}
-	a.logList(refusals, names,
-		"The kernel refuses rules of some Services, which keep those they had; the status of the NodeProxyRules says why", []any{"count", len(names), "services", wording.Examples(names)},
-		"The kernel takes the rules of all Services again")
+	a.logList(rejections, names,
+		"The kernel rejects rules of some Services, which retain their former ones; see the status of the NodeProxyRules", []any{"count", len(names), "services", wording.Examples(names)},
+		"The kernel no longer rejects rules of any Service")
 }
 
-// mayNameRefused reports whether a list of refused Services is another one than was
-// last logged, and that is a while ago.
-func (a *Agent) mayNameRefused(list string) bool {
+// mayLogRejected reports whether a list of rejected Services is new, and the last one was
+// logged a while ago.
+func (a *Agent) mayLogRejected(list string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.options.Clock.Now()
-	if list == a.said[refusals] || now.Sub(a.refusalsNamed) < refusalsPause {
+	if list == a.logged[rejections] || now.Sub(a.rejectionsLogged) < rejectionsPause {
 		return false
 	}
-	a.refusalsNamed = now
+	a.rejectionsLogged = now
 	return true
 }

@@ -32,7 +32,7 @@ func TestEventsCauseNoLooks(t *testing.T) {
 			r.rig.SetRules(r.rig.Node())
 			r.changed()
 			after(100 * time.Millisecond)
-			if !r.mayWrite() {
+			if !r.owner.MayWrite() {
 				t.Error("the turn is not taken once enforcement is Enforce")
 			}
 		})
@@ -50,8 +50,8 @@ func TestEventsCauseNoLooks(t *testing.T) {
 				t.Errorf("%d looks in 10 s", got)
 			}
 			r.spots.set(func(s *spots) { s.stuck = nil })
-			after(lookPause)
-			if !r.mayWrite() {
+			after(time.Second)
+			if !r.owner.MayWrite() {
 				t.Error("the turn is not taken once it can begin")
 			}
 		})

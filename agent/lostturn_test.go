@@ -27,10 +27,10 @@ func (p *slowPlane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	return p.Fake.Verify(ctx, r, o)
 }
 
-// losing has an agent lose its turn within each call of its data plane.
+// losing has an agent lose ownership within each call of its data plane.
 func losing(a *Agent, kernel *dataplanetest.Fake) {
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &slowPlane{kernel, func() {
-		a.endTurn("kube-proxy answers")
+		lose(a)
 		a.store.Forget()
 		a.drift.Forget()
 	}}})
@@ -44,7 +44,7 @@ func TestAComparisonThatOutlivesTheTurnTellsNothing(t *testing.T) {
 	kernel.Remove("shop", "a")
 	mustVerify(t, a)
 	if s := a.store.Snapshot(); s.Difference != nil || s.Kernel != nil {
-		t.Errorf("the status tells of a kernel that others write: %+v", s.Difference)
+		t.Errorf("the status reports a kernel that others write: %+v", s.Difference)
 	}
 	full := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: {Value: dataplane.Result{Kind: v1alpha1.SyncFull}}}
 	if repaired := a.drift.Synced(full, false); len(repaired) > 0 {
@@ -52,7 +52,7 @@ func TestAComparisonThatOutlivesTheTurnTellsNothing(t *testing.T) {
 	}
 }
 
-// TestStoreRefusesAnOldComparison, whoever asks.
+// TestStoreRefusesAnOldComparison is about one from before ownership was lost.
 func TestStoreRefusesAnOldComparison(t *testing.T) {
 	a, _, kernel, _ := inTurn(t)
 	mustSync(t, a)
@@ -68,8 +68,8 @@ func TestStoreRefusesAnOldComparison(t *testing.T) {
 // TestNothingIsTunedBesideAnotherProxy that came while rules were written.
 func TestNothingIsTunedBesideAnotherProxy(t *testing.T) {
 	for name, ending := range map[string]func(*Agent){
-		"lost":                func(a *Agent) { a.endTurn("kube-proxy answers") },
-		"lost, and forgotten": func(a *Agent) { a.endTurn("kube-proxy answers"); a.store.Forget() },
+		"lost":                lose,
+		"lost, and forgotten": func(a *Agent) { lose(a); a.store.Forget() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, _, kernel, _ := inTurn(t)

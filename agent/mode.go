@@ -11,9 +11,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// chooseMode decides which mode runs. It reports false where none does. The sync
-// loop calls it when we may write: asking may have the node make a virtual server
-// for a moment.
+// chooseMode decides which mode runs. It reports false if none does. The sync loop calls it
+// when the agent may write, as a probe may create a virtual server for a moment.
 func (a *Agent) chooseMode(ctx context.Context) bool {
 	q := a.store.ModeQuestion()
 	switch {
@@ -21,48 +20,43 @@ func (a *Agent) chooseMode(ctx context.Context) bool {
 	case q.Stays:
 		a.store.StayInMode()
 	default:
-		v := a.askNode(ctx, q)
+		v := a.judge(ctx, q, nil)
 		if ctx.Err() != nil {
-			return false // what it said may be due to that
+			return false // the verdict may be due to that
 		}
 		a.settleMode(q, v)
 	}
-	return !a.store.ModeRefused()
+	return !a.store.ChosenMode().Refused
 }
 
-// askNode asks what the node can run.
-func (a *Agent) askNode(ctx context.Context, q *desired.ModeQuestion) desired.Verdict {
-	if q.Wanted == modes.Baseline() {
-		return desired.Verdict{}
-	}
-	return a.judge(ctx, q, a.supported(ctx, q, q.Wanted))
-}
-
-// supported asks for each family whether the node can run a mode.
+// supported probes for each family whether the node can run a mode.
 func (a *Agent) supported(ctx context.Context, q *desired.ModeQuestion, mode v1alpha1.ProxyMode) map[dataplane.Family]error {
 	rulesets := make(map[dataplane.Family]*dataplane.Ruleset, len(q.Nodes))
 	for family, node := range q.Nodes {
-		rulesets[family] = &dataplane.Ruleset{Mode: mode, Node: node.Node}
+		rulesets[family] = &dataplane.Ruleset{Mode: mode, Node: node}
 	}
 	return a.fanout.Supported(ctx, rulesets)
 }
 
-// judge is that of q, given what the node said of the desired mode.
-func (a *Agent) judge(ctx context.Context, q *desired.ModeQuestion, said map[dataplane.Family]error) desired.Verdict {
-	if q.Wanted == modes.Baseline() {
+// judge returns what the node can run, given the errors of the desired mode; nil: it is probed.
+func (a *Agent) judge(ctx context.Context, q *desired.ModeQuestion, errs map[dataplane.Family]error) desired.Verdict {
+	if q.Desired == modes.Baseline() {
 		return desired.Verdict{}
 	}
-	v := q.Judge(said, nil)
+	if errs == nil {
+		errs = a.supported(ctx, q, q.Desired)
+	}
+	v := q.Judge(errs, nil)
 	if v.Lacks == "" {
 		return v
 	}
 	baseline := a.supported(ctx, q, modes.Baseline())
-	if v = q.Judge(said, baseline); v.Lacks == "" {
+	if v = q.Judge(errs, baseline); v.Lacks == "" {
 		return v
 	}
-	for _, mode := range modes.Fallbacks(q.Settings) {
+	for _, mode := range modes.Fallbacks(q.Settings.ProxySettings) {
 		able := mode == modes.Baseline()
-		if !able && mode != q.Wanted {
+		if !able && mode != q.Desired {
 			other := q.Judge(a.supported(ctx, q, mode), baseline)
 			able = other.Lacks == "" && other.Unknown == nil
 		}
@@ -79,29 +73,28 @@ func (a *Agent) settleMode(q *desired.ModeQuestion, v desired.Verdict) {
 	a.pokeStatus()
 }
 
-// logMode says which mode runs, where there is something to say about it.
+// logMode logs which mode runs if that is not obvious.
 func (a *Agent) logMode(q *desired.ModeQuestion, v desired.Verdict, c desired.ModeChoice) {
-	if _, changed := a.news(modeDoubts, wording.OfError(v.Unknown)); changed && v.Unknown != nil {
-		a.log.Error(v.Unknown, "It cannot be told whether this node can run the mode that is asked for; asking again, the mode stays as it is", "mode", q.Wanted)
+	if _, changed := a.news(modeErrors, wording.OfError(v.Unknown)); changed && v.Unknown != nil {
+		a.log.Error(v.Unknown, "Could not determine whether this node can run the desired mode; retrying, the mode stays", "mode", q.Desired)
 	}
-	text := string(c.Mode) + c.Lacks
-	former, changed := a.news(ranModes, text)
+	former, changed := a.news(modesRun, string(c.Mode)+c.Lacks)
 	switch {
 	case !changed || v.Unknown != nil:
 	case c.Refusal != nil:
-		a.log.Info("This node cannot run the mode that is asked for, and no other may run: its rules stay as they are. It is looked at again at each verification", "mode", q.Wanted, "lacks", c.Lacks)
+		a.log.Info("This node cannot run the desired mode and no other is allowed; its rules stay. Each verification checks again", "mode", q.Desired, "lacks", c.Lacks)
 	case c.Lacks != "":
-		a.log.Info("This node cannot run the mode that is asked for: falling back. It is looked at again at each verification", "mode", q.Wanted, "runs", c.Mode, "lacks", c.Lacks)
+		a.log.Info("This node cannot run the desired mode; falling back. Each verification checks again", "mode", q.Desired, "runs", c.Mode, "lacks", c.Lacks)
 	case modes.Of(c.Mode).Advice != "":
-		a.log.Info("Running the mode that is asked for", "mode", c.Mode, "advice", modes.Of(c.Mode).Advice)
+		a.log.Info("Running the desired mode", "mode", c.Mode, "advice", modes.Of(c.Mode).Advice)
 	case former != "":
-		a.log.Info("Running the mode that is asked for", "mode", c.Mode)
+		a.log.Info("Running the desired mode", "mode", c.Mode)
 	}
 }
 
-// lookAtMode asks the node again where it could not run the desired mode, and
-// reports whether that has changed the choice.
-func (a *Agent) lookAtMode(ctx context.Context) bool {
+// recheckMode probes the node again if it could not run the desired mode, and reports whether
+// that has changed the choice.
+func (a *Agent) recheckMode(ctx context.Context) bool {
 	former, doubted := a.store.DoubtMode()
 	if !doubted {
 		return false
@@ -110,9 +103,8 @@ func (a *Agent) lookAtMode(ctx context.Context) bool {
 	return a.store.ChosenMode() != former
 }
 
-// auditMode makes a choice by the comparison of a batch, and reports whether
-// another mode is to be compared. Unlike chooseMode it has nothing be written, be
-// it for a moment.
+// auditMode chooses a mode from the comparison of a batch, and reports whether another mode is
+// to be compared. Unlike chooseMode it writes nothing, not even for a moment.
 func (a *Agent) auditMode(ctx context.Context, b desired.Batch, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference]) bool {
 	q, known := a.store.AuditQuestion(b)
 	if q == nil {
@@ -128,8 +120,8 @@ func (a *Agent) auditMode(ctx context.Context, b desired.Batch, outcomes map[dat
 	}
 	a.settleMode(q, v)
 	chosen := a.store.ChosenMode()
-	return !chosen.Refused && chosen.Mode != q.Wanted
+	return !chosen.Refused && chosen.Mode != q.Desired
 }
 
-// proxyMode is the mode that runs as kube-proxy names it.
+// proxyMode is the running mode as kube-proxy names it.
 func (a *Agent) proxyMode() string { return strings.ToLower(string(a.store.Running())) }

@@ -18,7 +18,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
-	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -184,10 +183,11 @@ func TestFallback(t *testing.T) {
 	m.lack(nil)
 	m.mustVerify()
 	m.expect(ipvsMode, "True", "")
-	if c := status.FallbackCondition(m.Agent.store.Snapshot(), []metav1.Condition{{Type: v1alpha1.ConditionModeFallback}}); c.Status != metav1.ConditionFalse {
+	former := []metav1.Condition{{Type: v1alpha1.ConditionModeFallback}}
+	if c := meta.FindStatusCondition(statusOf(m.Agent, former).Conditions, v1alpha1.ConditionModeFallback); c.Status != metav1.ConditionFalse {
 		t.Errorf("where the node had the condition: %+v", c)
 	}
-	m.lack(agenttest.Unsupported("as if it had gone")) // nobody asks while it runs
+	m.lack(agenttest.Unsupported("as if it had gone")) // it is not probed while it runs
 	m.mustVerify()
 	m.ask(ipvsMode, toRules, func(s *v1alpha1.ProxySettings) { s.IPVS.Scheduler = new("mh") })
 	mustSync(t, m.Agent)

@@ -33,9 +33,9 @@ func TestMissingFacts(t *testing.T) {
 	const (
 		noAddress4 = "the Node has no IPv4 address, so NodePorts answer on all IPv4 addresses"
 		noAddress6 = "the Node has no IPv6 address, so NodePorts answer on all IPv6 addresses"
-		noPods4    = "the Node has no IPv4 range in spec.podCIDRs, so pods of this node are not told"
-		noPods6    = "the Node has no IPv6 range in spec.podCIDRs, so pods of this node are not told"
-		noRange6   = "spec.settings.detectLocal.clusterCIDRs has no IPv6 range, so pods of this node are not told"
+		noPods4    = "the Node has no IPv4 range in spec.podCIDRs, so pods of this node cannot be distinguished"
+		noPods6    = "the Node has no IPv6 range in spec.podCIDRs, so pods of this node cannot be distinguished"
+		noRange6   = "spec.settings.detectLocal.clusterCIDRs has no IPv6 range, so pods of this node cannot be distinguished"
 	)
 	type node = []func(*v1alpha1.NodeProxyRulesSpec)
 	type service = []func(*v1alpha1.ServiceProxyRulesSpec)

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
 // TestNothingIsPendingBesideAnotherProxy, which maintains the rules. What the
@@ -23,7 +22,7 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 				}
 				return s.Now.Sub(since)
 			}
-			if got := []time.Duration{age(s.OldestPending), age(s.Families[dataplane.IPv4].OldestPending), age(h.Families["IPv4"].OldestPending)}; got[0] != want || got[1] != want || got[2] != want {
+			if got := []time.Duration{age(s.OldestPending), age(h.Families["IPv4"].OldestPending)}; got[0] != want || got[1] != want {
 				t.Errorf("%s: changes wait for %v, want %v", when, got, want)
 			}
 		}
@@ -48,7 +47,7 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 		after(7 * time.Second)
 		pending("while the takeover cannot begin", 7*time.Second)
 		r.spots.set(func(s *spots) { s.stuck = nil })
-		for !r.mayWrite() {
+		for !r.owner.MayWrite() {
 			after(100 * time.Millisecond)
 		}
 		pending("as the turn begins", 0)

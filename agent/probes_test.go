@@ -15,6 +15,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 )
 
+// Limits of package health.
+const (
+	pendingLimit = time.Minute
+	stuckLimit   = 5 * time.Minute
+)
+
 // livez is what the kubelet, and what load balancers are told.
 func livez(a *Agent) (kubelet, proxy int) {
 	get := func(h http.Handler) int {
@@ -62,13 +68,13 @@ func TestLivezOfTheKubelet(t *testing.T) {
 		kernel.Fail(errors.New("another process holds the lock"))
 		r.SetService(r.Service("b", 2))
 		a.changed()
-		time.Sleep(health.PendingLimit - time.Second)
+		time.Sleep(pendingLimit - time.Second)
 		expectLivez(t, a, "failing for less than a minute", 200, 200)
 		time.Sleep(time.Hour)
 		expectLivez(t, a, "failing for an hour", 200, 503)
 		kernel.Fail(nil)
 		time.Sleep(time.Minute)
-		expectLivez(t, a, "mended", 200, 200)
+		expectLivez(t, a, "repaired", 200, 200)
 	})
 }
 
@@ -82,12 +88,12 @@ func TestLivezOfASlowAndAStuckWrite(t *testing.T) {
 		go a.loop.Run(ctx)
 		a.loop.Trigger()
 		for range 5 {
-			time.Sleep(health.StuckLimit - time.Second)
+			time.Sleep(stuckLimit - time.Second)
 			expectLivez(t, a, "slow", 200, 503)
 			slow.step <- struct{}{}
 			synctest.Wait()
 		}
-		time.Sleep(health.StuckLimit)
+		time.Sleep(stuckLimit)
 		expectLivez(t, a, "without a step", 503, 503)
 		slow.end <- struct{}{}
 		synctest.Wait()
@@ -100,8 +106,8 @@ func TestLivezWithoutALoop(t *testing.T) {
 		a, r, _, _ := inTurn(t)
 		r.SetService(r.Service("b", 2))
 		a.changed()
-		time.Sleep(health.StuckLimit)
-		expectLivez(t, a, "nobody takes up the change", 503, 503)
+		time.Sleep(stuckLimit)
+		expectLivez(t, a, "nothing takes up the change", 503, 503)
 	})
 }
 
@@ -123,7 +129,7 @@ func TestProbesDoNotWait(t *testing.T) {
 		<-busy
 		defer func() { close(release); <-done }()
 		expectLivez(t, a, "the store is busy", 200, 200)
-		time.Sleep(health.PendingLimit)
+		time.Sleep(pendingLimit)
 		if got := a.proxyState().Now; !got.Equal(a.options.Clock.Now()) {
 			t.Errorf("the state is one of %s", got)
 		}

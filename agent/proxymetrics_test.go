@@ -15,7 +15,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
-	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -221,7 +220,7 @@ func TestConditionMetric(t *testing.T) {
 	if diff := cmp.Diff(map[string]float64{"Accepted Accepted": 1, "Failed Programmed": 0}, show()); diff != "" {
 		t.Errorf("failed (-want +got):\n%s", diff)
 	}
-	a.noteOther("10249 answers", &ownership.Waiting{}, false)
+	lose(a)
 	if diff := cmp.Diff(map[string]float64{"Accepted Accepted": 1, "ConflictingProxy Programmed": 0, "ConflictingProxy ConflictingProxy": 1}, show()); diff != "" {
 		t.Errorf("another proxy (-want +got):\n%s", diff)
 	}

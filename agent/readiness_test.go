@@ -7,12 +7,10 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
-	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
-	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -33,16 +31,16 @@ func expectReady(t *testing.T, a *Agent, when, lacks string) {
 func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	expectReady(t, a, "at first", "waits for the list of ServiceProxyRules (no answer yet)")
-	a.errors.Failed(t.Context(), apiclient.ResourceServices, errors.New("connection refused"))
+	a.apiError = func() string { return "serviceproxyrules: connection refused" }
 	expectReady(t, a, "no answer", "connection refused")
-	a.errors.Watching(apiclient.ResourceServices)
+	a.apiError = func() string { return "" }
 	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 	expectReady(t, a, "without the own object", "waits for this node's NodeProxyRules")
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
 	expectReady(t, a, "with another format", "is not accepted: spec.formatVersion 2")
 	r.SetRules(r.Node())
-	expectReady(t, a, "before the first write", "no complete set of rules has been written")
+	expectReady(t, a, "before the first write", "No complete state has been written")
 
 	hold(t, a)
 	kernel.Fail(errors.New("exec format error"))
@@ -57,7 +55,7 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 
 	kernel.Fail(errors.New("locked"))
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
-	a.endTurn("kube-proxy answers")
+	lose(a)
 	expectReady(t, a, "whatever comes later", "")
 }
 
@@ -80,20 +78,21 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
 	b := &agenttest.Board{Stored: a.store.Snapshot().Own, Err: errors.New("forbidden")}
-	a.writer.Apply = b.Apply
+	a.writer = status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
 	report := func() {
 		s, f := a.known()
 		a.writer.Write(context.Background(), s, f)
 		a.noteReported(s, f)
 	}
-	a.noteOther("kube-proxy answers", ownership.NewWaiting(time.Now), false)
+	hold(t, a)
+	lose(a)
 	report()
 	if b.Tries != 1 {
 		t.Fatalf("the status was tried %d times", b.Tries)
 	}
-	expectReady(t, a, "not written", "the API does not say so yet")
+	expectReady(t, a, "not written", "the API does not record it yet")
 
-	b.Err, a.writer.RetryAt = nil, time.Time{}
+	b.Err, a.writer = nil, status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
 	b.Stored = a.store.Snapshot().Own
 	report()
@@ -105,7 +104,7 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	expectReady(t, a, "reported", "")
 }
 
-// TestReadyOnlyOnceTheAPIAnswers: an agent that only goes by its disk may be one
+// TestReadyOnlyOnceTheAPIAnswers: an agent that only uses its disk may be one
 // that cannot reach the API, and must not let a rollout go on.
 func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
@@ -116,10 +115,10 @@ func TestReadyOnlyOnceTheAPIAnswers(t *testing.T) {
 	if len(kernel.Services()) != 3 {
 		t.Fatalf("the kernel holds %v", kernel.Services())
 	}
-	expectReady(t, a, "from the disk", "the node runs from the last good set on its disk")
+	expectReady(t, a, "from the disk", "the node uses the checkpoint on its disk")
 	r.SetRules(r.Node(agenttest.EndpointOfA))
 	mustSync(t, a)
-	expectReady(t, a, "with the own object alone", "the ServiceProxyRules could not be read")
+	expectReady(t, a, "with the own object alone", "The ServiceProxyRules could not be read")
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2), r.Service("c", 3)})
 	expectReady(t, a, "before what the API shows is applied", "about to be applied")
 	mustSync(t, a)

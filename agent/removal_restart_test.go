@@ -35,8 +35,8 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 		{"and it was done, seen later", func(r *rig) { r.SetProxy(deleted(v1alpha1.RemovalCleanup)); r.SetRules(former(r)) }, "", "as before"},
 		{"it is gone", func(r *rig) { r.SetRules(former(r)); r.SetProxy(nil) }, "", "as before"},
 		{"it is gone, seen first", func(r *rig) { r.SetProxy(nil); r.SetRules(former(r)) }, "", "as before"},
-		{"there is a new one", func(r *rig) { r.SetRules(former(r)); after(time.Second); r.SetProxy(proxy("shop.a")) }, "shop/a", "holds what is wanted"},
-		{"there is a new one, seen first", func(r *rig) { r.SetProxy(proxy("shop.a")); r.SetRules(former(r)) }, "shop/a", "holds what is wanted"},
+		{"there is a new one", func(r *rig) { r.SetRules(former(r)); after(time.Second); r.SetProxy(proxy("shop.a")) }, "shop/a", "desired state is programmed"},
+		{"there is a new one, seen first", func(r *rig) { r.SetProxy(proxy("shop.a")); r.SetRules(former(r)) }, "shop/a", "desired state is programmed"},
 		{"it cannot be read", func(r *rig) { r.SetRules(r.Node()) }, "shop/a", "status.inventory"},
 	}
 	for _, tt := range tests {
@@ -46,7 +46,7 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 				r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 				ctx, stop := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
-				wg.Go(func() { a.takeTurns(ctx) })
+				wg.Go(func() { a.own(ctx) })
 				wg.Go(func() { a.loop.Run(ctx) })
 				r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 				tt.see(r)
@@ -66,7 +66,7 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 	}
 }
 
-func TestRemovalTakesTheLastGoodSet(t *testing.T) {
+func TestRemovalTakesTheCheckpoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newRestartable(t)
 		a, r := e.agent(here)
@@ -74,7 +74,7 @@ func TestRemovalTakesTheLastGoodSet(t *testing.T) {
 		hold(t, a)
 		mustSync(t, a)
 		stop := loops(t, a)
-		after(keepFirst + keepTick)
+		after(15 * time.Second)
 		if _, err := os.Stat(e.file()); err != nil {
 			t.Fatal(err)
 		}
@@ -82,17 +82,16 @@ func TestRemovalTakesTheLastGoodSet(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.SetProxy(deleted(v1alpha1.RemovalCleanup))
-		a.endTurn("")
 		r.ClearRemoval("", true)
 		mustSync(t, a)
-		after(keepInterval + keepTick)
+		after(10*time.Minute + 5*time.Second)
 		for _, file := range []string{e.file(), e.file() + ".tmp"} {
 			if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("%s: %v", file, err)
 			}
 		}
 		r.SetProxy(proxy("shop.a", "shop.b"))
-		after(keepFirst + 2*keepTick)
+		after(20 * time.Second)
 		if _, err := os.Stat(e.file()); err != nil {
 			t.Errorf("none is kept of the next installation: %v", err)
 		}
@@ -109,7 +108,6 @@ func TestRemovalNamesAFileThatStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
-	a.endTurn("")
 	r.ClearRemoval("", true)
 	if err := a.sync(t.Context()); err == nil {
 		t.Fatal("no error")
@@ -127,18 +125,18 @@ func TestFirstTurnDoesNotWaitForALook(t *testing.T) {
 		r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { a.takeTurns(ctx) })
+		wg.Go(func() { a.own(ctx) })
 		r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 		r.SetRules(r.Node())
 		a.changed()
 		after(10 * time.Millisecond)
-		if a.mayWrite() {
+		if a.owner.MayWrite() {
 			t.Error("begun before it is known whether there is a NodeProxy")
 		}
 		r.SetProxy(proxy("shop.a"))
 		a.changed()
 		after(10 * time.Millisecond)
-		if !a.mayWrite() {
+		if !a.owner.MayWrite() {
 			t.Error("not begun at once")
 		}
 		stop()

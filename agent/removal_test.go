@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
-	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -59,14 +59,14 @@ func TestRemoval(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		r.see(proxy("shop.a"))
 		r.expect(t, "at first", "Programmed", "", "shop/a")
-		turn := r.turnContext()
+		turn := r.owner.Context()
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.expect(t, "deleted", "Removed", "removed from this node")
-		if turn.Err() == nil || r.mayWrite() {
+		if turn.Err() == nil || r.owner.MayWrite() {
 			t.Error("the proxy's ports stay open")
 		}
 		if status := statusOf(r.Agent, nil); status.Services != 0 || status.Mode != "" || status.Families != nil || status.AppliedResourceVersion != "" || status.Kernel != nil {
-			t.Errorf("the status tells of rules: %+v", status)
+			t.Errorf("the status reports rules: %+v", status)
 		}
 
 		writes := r.kernel.Writes()
@@ -148,7 +148,7 @@ func TestRemovalSeenAtItsEnd(t *testing.T) {
 	})
 	takingTurns(t, func(t *testing.T, r turning) {
 		o := deleted(v1alpha1.RemovalCleanup)
-		o.DeletionTimestamp = nil // no finalizer, so that nobody waits for nodes
+		o.DeletionTimestamp = nil // no finalizer, so that nothing waits for nodes
 		r.rig.DeleteProxy(o)
 		r.changed()
 		after(time.Minute)
@@ -161,10 +161,10 @@ func TestRemovalThatFails(t *testing.T) {
 		after(time.Second)
 		r.kernel.Fail(errors.New("another process holds the lock"))
 		r.see(deleted(v1alpha1.RemovalCleanup))
-		r.expect(t, "failing", "Failed", "removed from this node: IPv4: another process holds the lock; the agent tries again", "shop/a")
+		r.expect(t, "failing", "Failed", "removed from this node: IPv4: another process holds the lock. The agent retries.", "shop/a")
 		r.kernel.Fail(nil)
 		after(longestRetry)
-		r.expect(t, "mended", "Removed", "")
+		r.expect(t, "repaired", "Removed", "")
 		if lines := r.log.With("Could not remove"); len(lines) != 1 {
 			t.Errorf("the same failure is logged %d times", len(lines))
 		}
@@ -197,14 +197,13 @@ func TestRemovalIsCalledOffMeanwhile(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
 	mustSync(t, a)
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
-	a.endTurn("")
 	r.ClearRemoval("", true)
 	a.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &cleaning{kernel, func() {
 		r.SetProxy(proxy("shop.a"))
 		hold(t, a)
 	}}})
 	mustSync(t, a)
-	if got := a.store.EndedRemoval(); got != (desired.Removal{}) {
+	if got := a.store.CurrentRemoval(); got != (desired.Removal{}) {
 		t.Errorf("what was called off is %+v", got)
 	}
 	mustSync(t, a)
@@ -260,7 +259,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		after(time.Second)
 		r.ports.become("kube-proxy answers")
-		after(askPause + time.Second)
+		after(6 * time.Second)
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.expect(t, "it runs", "Removed", "another proxy is active on it (kube-proxy answers)", "shop/a")
 		r.ports.become("")
@@ -270,12 +269,12 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		after(time.Second)
 		r.ports.become("kube-proxy answers")
-		after(askPause + time.Second)
+		after(6 * time.Second)
 		r.ports.become("")
 		after(2 * time.Second)
 		r.see(deleted(v1alpha1.RemovalCleanup))
-		r.expect(t, "it was there a moment ago", "Pending", "once another proxy (kube-proxy answers) has shown no sign for 10s", "shop/a")
-		after(ownership.QuietTime)
+		r.expect(t, "it was there a moment ago", "Pending", "once another proxy (kube-proxy answers) has not been detected for 10s", "shop/a")
+		after(10 * time.Second)
 		r.expect(t, "it is quiet", "Removed", "removed from this node")
 	})
 	takingTurns(t, func(t *testing.T, r turning) {
@@ -283,7 +282,7 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 		r.ports.become("kube-proxy answers")
 		after(time.Minute)
 		r.expect(t, "it comes afterwards", "Removed", "removed from this node")
-		if c := status.ConflictCondition(factsOf(r.Agent), nil); c != nil {
+		if c := meta.FindStatusCondition(statusOf(r.Agent, nil).Conditions, v1alpha1.ConditionConflictingProxy); c != nil {
 			t.Errorf("who has nothing to write has no conflict: %+v", c)
 		}
 	})
@@ -293,10 +292,9 @@ func TestRemovalBesideAnotherProxy(t *testing.T) {
 // removal itself.
 func TestRemovalMeetsAProxyThatHasJustCome(t *testing.T) {
 	a, r, kernel, _ := inTurn(t)
-	a.options.Spotter = &spots{standing: "chain KUBE-PROXY-CANARY"}
+	spotsOf(a).set(func(s *spots) { s.standing = "chain KUBE-PROXY-CANARY" })
 	kernel.Plant(combined("a"))
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
-	a.endTurn("")
 	if !r.ClearRemoval("", true) {
 		t.Fatal("the removal is not due")
 	}
@@ -323,7 +321,7 @@ func TestRemovalWithAudit(t *testing.T) {
 				kernel.Plant(combined("a"))
 				ctx, stop := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
-				wg.Go(func() { a.takeTurns(ctx) })
+				wg.Go(func() { a.own(ctx) })
 				wg.Go(func() { a.loop.Run(ctx) })
 				turning{Agent: a, rig: r, kernel: kernel, log: log}.see(o)
 				turning{Agent: a, rig: r, kernel: kernel, log: log}.expect(t, "deleted", "Removed", "enforcement is Audit", "shop/a")
@@ -346,7 +344,6 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 		mustSync(t, a)
 		table.add(one, raw)
 		r.SetProxy(deleted(v1alpha1.RemovalCleanup))
-		a.endTurn("")
 		table.expect(t, "before the rules are gone", one, raw)
 		r.ClearRemoval("", true)
 		mustSync(t, a)
@@ -358,10 +355,9 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 func TestReadyOnceRemoved(t *testing.T) {
 	a, r, _, _ := inTurn(t)
 	b := &agenttest.Board{Stored: a.store.Snapshot().Own}
-	a.writer.Apply = b.Apply
+	a.writer = status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	expectReady(t, a, "before", "about to be removed")
-	a.endTurn("")
 	r.ClearRemoval("", true)
 	mustSync(t, a)
 	s, f := a.known()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,7 +41,7 @@ func TestMessagesOfRestored(t *testing.T) {
 		if c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonRetained {
 			t.Errorf("condition %+v", c)
 		}
-		for _, want := range []string{"the ServiceProxyRules could not be read", "is forbidden", "written 2026-11-20T07:53:00Z"} {
+		for _, want := range []string{"The ServiceProxyRules could not be read", "is forbidden", "written 2026-11-20T07:53:00Z"} {
 			if !strings.Contains(c.Message, want) {
 				t.Errorf("%q lacks %q", c.Message, want)
 			}
@@ -71,7 +72,7 @@ func (e *restartable) agent(id checkpoint.Identity) (*Agent, *rig) {
 		e.Fatal(err)
 	}
 	a, err := New(Options{
-		NodeName: "node-1", Client: client, Probe: (&answers{list: []string{""}}).probe, Clock: clock.RealClock{},
+		NodeName: "node-1", Client: client, Probe: (&answers{list: []string{""}}).probe, Clock: clock.RealClock{}, Spotter: &spots{},
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: e.kernel},
 		StateDir:   e.folder, Identity: id,
 		Log: funcr.New(e.log.Add, funcr.Options{Verbosity: 2}),
@@ -79,8 +80,6 @@ func (e *restartable) agent(id checkpoint.Identity) (*Agent, *rig) {
 	if err != nil {
 		e.Fatal(err)
 	}
-	a.turn.held = true
-	a.keeper.look()
 	return a, &rig{Store: a.store, t: e.T, kernel: e.kernel, Objects: agenttest.Objects{Version: 10}}
 }
 
@@ -92,12 +91,19 @@ func (e *restartable) fill(r *rig) {
 
 func (e *restartable) file() string { return filepath.Join(e.folder, "node-1.checkpoint") }
 
-// loops runs the agent's loops around the last good set in a bubble.
+// write writes the checkpoint as an agent does that stops.
+func write(a *Agent) {
+	stopped, stop := context.WithCancel(context.Background())
+	stop()
+	a.recovery.Write(stopped)
+}
+
+// loops runs the agent's loops around the checkpoint in a bubble.
 func loops(t *testing.T, a *Agent) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{}, 2)
-	go func() { a.restoreLoop(ctx); done <- struct{}{} }()
-	go func() { a.keepLoop(ctx); done <- struct{}{} }()
+	go func() { a.recovery.Restore(ctx); done <- struct{}{} }()
+	go func() { a.recovery.Write(ctx); done <- struct{}{} }()
 	return func() { cancel(); <-done; <-done }
 }
 
@@ -134,7 +140,7 @@ func TestKeepAndRestore(t *testing.T) {
 				a, r = e.agent(id)
 				stop = loops(t, a)
 				defer stop()
-				after(restoreDelay - time.Millisecond)
+				after(5*time.Second - time.Millisecond)
 				r.expectSync("not ready")
 				after(time.Millisecond)
 				r.expectSync("full a b")
@@ -148,7 +154,7 @@ func TestKeepAndRestore(t *testing.T) {
 				if got := a.proxyState().Eligible && !a.proxyState().Withheld; got != (id == here) {
 					t.Errorf("load balancers may send connections: %v", got)
 				}
-				if lines := e.log.With("going by the last good set"); len(lines) != 1 || !strings.Contains(lines[0], "no answer within 5s") || !strings.Contains(lines[0], `"age"="1h`) {
+				if lines := e.log.With("using the checkpoint until it does"); len(lines) != 1 || !strings.Contains(lines[0], "no answer within 5s") || !strings.Contains(lines[0], `"age"="1h`) {
 					t.Errorf("log %q", lines)
 				}
 				kept, err := os.Stat(e.file())
@@ -158,7 +164,7 @@ func TestKeepAndRestore(t *testing.T) {
 				}
 				e.fill(r)
 				a.changed()
-				if lines := e.log.With("is not used any more"); len(lines) != 1 {
+				if lines := e.log.With("is no longer used"); len(lines) != 1 {
 					t.Errorf("log %q", lines)
 				}
 				if s := a.proxyState(); !s.Eligible || s.Withheld {
@@ -173,27 +179,33 @@ func TestKeepAndRestore(t *testing.T) {
 	}
 }
 
-// TestListsArriveWhileTheLastGoodSetIsTaken: nobody has noted yet that it is in
+// TestListsArriveWhileTheCheckpointIsTaken: it was not noted yet that it is in
 // use when it ceases to be.
-func TestListsArriveWhileTheLastGoodSetIsTaken(t *testing.T) {
-	e := newRestartable(t)
-	a, r := e.agent(here)
-	e.fill(r)
-	a.keep(true)
-	for _, arrive := range []bool{false, true} {
-		a, r = e.agent(checkpoint.Identity{BootID: "boot-2", Netns: 7})
-		a.log = a.log.WithSink(duringLog{a.log.GetSink(), "going by the last good set", func() {
-			if arrive {
-				e.fill(r)
+func TestListsArriveWhileTheCheckpointIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newRestartable(t)
+		a, r := e.agent(here)
+		e.fill(r)
+		write(a)
+		for _, arrive := range []bool{false, true} {
+			a, r = e.agent(checkpoint.Identity{BootID: "boot-2", Netns: 7})
+			restored := false
+			a.recovery.Log = a.log.WithSink(duringLog{a.log.GetSink(), "using the checkpoint until it does", func() {
+				restored = true
+				if arrive {
+					e.fill(r)
+				}
+			}})
+			ctx, stop := context.WithCancel(t.Context())
+			go a.recovery.Restore(ctx)
+			after(6 * time.Second)
+			stop()
+			synctest.Wait()
+			if got := a.proxyState().Withheld; !restored || got == arrive {
+				t.Errorf("restored: %v; the API has answered: %v; load balancers are kept away: %v", restored, arrive, got)
 			}
-		}})
-		if problem := a.restore(); problem != "" {
-			t.Fatal(problem)
 		}
-		if got := a.proxyState().Withheld; got == arrive {
-			t.Errorf("the API has answered: %v; load balancers are kept away: %v", arrive, got)
-		}
-	}
+	})
 }
 
 // duringLog does something when a text is logged.
@@ -210,14 +222,14 @@ func (m duringLog) Info(level int, message string, keysAndValues ...any) {
 	m.LogSink.Info(level, message, keysAndValues...)
 }
 
-func TestUselessLastGoodSet(t *testing.T) {
+func TestUselessCheckpoint(t *testing.T) {
 	for name, tt := range map[string]struct {
 		spoil func(e *restartable) error
 		later time.Duration
 		want  string
 	}{
 		"damaged":  {func(e *restartable) error { return os.Truncate(e.file(), 100) }, 0, "checksum is wrong"},
-		"no file":  {func(e *restartable) error { return os.Remove(e.file()) }, 0, "there is no last good set on this node"},
+		"no file":  {func(e *restartable) error { return os.Remove(e.file()) }, 0, "there is no checkpoint on this node"},
 		"too old":  {nil, checkpoint.MaxAge + time.Minute, "too old"},
 		"a folder": {func(e *restartable) error { return errors.Join(os.Remove(e.file()), os.Mkdir(e.file(), 0o700)) }, 0, "no regular file"},
 	} {
@@ -226,7 +238,7 @@ func TestUselessLastGoodSet(t *testing.T) {
 				e := newRestartable(t)
 				a, r := e.agent(here)
 				e.fill(r)
-				a.keep(true)
+				write(a)
 				if tt.spoil != nil {
 					if err := tt.spoil(e); err != nil {
 						t.Fatal(err)
@@ -238,7 +250,7 @@ func TestUselessLastGoodSet(t *testing.T) {
 				defer stop()
 				after(time.Minute)
 				r.expectSync("not ready")
-				if lines := e.log.With("there is no last good set on this node's disk to go by"); len(lines) != 1 || !strings.Contains(lines[0], tt.want) || !strings.Contains(lines[0], e.file()) {
+				if lines := e.log.With("there is no usable checkpoint"); len(lines) != 1 || !strings.Contains(lines[0], tt.want) || !strings.Contains(lines[0], e.file()) {
 					t.Errorf("log %q", e.log.With(""))
 				}
 				e.fill(r) // the API answers
@@ -259,18 +271,18 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 		e.fill(r)
 		after(10 * time.Minute)
 		r.expectSync("full, pruning a b")
-		if lines := e.log.With("Could not keep the last good set"); len(lines) != 1 {
+		if lines := e.log.With("Could not write the checkpoint"); len(lines) != 1 {
 			t.Errorf("said %d times: %q", len(lines), lines)
 		}
 		c := status.ProgrammedCondition(a.known())
-		if c.Reason != v1alpha1.ReasonProgrammed || !strings.Contains(c.Message, "but: the last good set cannot be kept on this node's disk") || !strings.Contains(c.Message, "not a directory") {
+		if c.Reason != v1alpha1.ReasonProgrammed || !strings.Contains(c.Message, "but: the checkpoint cannot be written") || !strings.Contains(c.Message, "not a directory") {
 			t.Errorf("condition %+v", c)
 		}
 		if err := os.Remove(e.folder); err != nil {
 			t.Fatal(err)
 		}
 		after(2 * time.Minute)
-		if _, err := os.Stat(e.file()); err != nil || len(e.log.With("can be written to this node's disk again")) != 1 {
+		if _, err := os.Stat(e.file()); err != nil || len(e.log.With("can be written again")) != 1 {
 			t.Errorf("%v, log %q", err, e.log.With(""))
 		}
 		if c := status.ProgrammedCondition(a.known()); strings.Contains(c.Message, "but:") {
@@ -284,27 +296,31 @@ func TestWhatIsWrittenWhen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newRestartable(t)
 		a, r := e.agent(here)
+		var failing atomic.Bool
+		a.apiError = func() string {
+			if failing.Load() {
+				return "serviceproxyrules: connection refused"
+			}
+			return ""
+		}
 		stop := loops(t, a)
 		e.fill(r)
-		a.errors.Failed(t.Context(), "serviceproxyrules", errors.New("connection refused"))
+		failing.Store(true)
 		after(time.Hour)
 		if _, err := os.Stat(e.file()); err == nil {
 			t.Error("written while the API does not answer: it would seem fresh")
 		}
-		a.errors.Watching("serviceproxyrules")
+		failing.Store(false)
 		after(15 * time.Second)
-		a.mu.Lock()
-		a.turn.other = "kube-proxy answers"
-		a.mu.Unlock()
-		after(keepTick)
-		if next, _ := e.agent(here); !next.formerConflict() {
+		hold(t, a)
+		lose(a)
+		after(5 * time.Second)
+		if next, _ := e.agent(here); !next.owner.FormerConflict() {
 			t.Error("it is not kept that another proxy is active")
 		}
-		a.mu.Lock()
-		a.turn.other = ""
-		a.mu.Unlock()
+		hold(t, a)
 		stop() // writes once more
-		if next, _ := e.agent(here); next.keeper.conflicted() || next.keeper.header == nil {
+		if next, _ := e.agent(here); next.owner.FormerConflict() || len(e.log.With("checkpoint cannot be used")) > 0 {
 			t.Error("the last state is not written on stop")
 		}
 	})
@@ -315,7 +331,7 @@ func TestFirstListWithTheSameNames(t *testing.T) {
 	e := newRestartable(t)
 	a, r := e.agent(here)
 	e.fill(r)
-	a.keep(true)
+	write(a)
 	a, r = e.agent(here)
 	if err := os.Remove(e.file()); err != nil {
 		t.Fatal(err)
@@ -324,7 +340,7 @@ func TestFirstListWithTheSameNames(t *testing.T) {
 	if len(e.log.With("cannot be used")) > 0 {
 		t.Errorf("log %q", e.log.With(""))
 	}
-	a.keep(true)
+	write(a)
 	_, r = e.agent(here)
 	r.SetRules(r.Node())
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("b", 2)})

@@ -14,17 +14,17 @@ import (
 func TestRefusedServicesAreNamedInTheLogOnceAMinute(t *testing.T) {
 	clk := clocktesting.NewFakeClock(agenttest.Epoch)
 	lines := 0
-	a := &Agent{options: Options{Clock: clk}, said: map[subject]string{}, log: funcr.New(func(_, args string) { lines++ }, funcr.Options{})}
+	a := &Agent{options: Options{Clock: clk}, logged: map[subject]string{}, log: funcr.New(func(_, args string) { lines++ }, funcr.Options{})}
 	for range 60 {
-		a.logRefused([]string{"shop/a"})
-		a.logRefused([]string{"shop/a"})
-		a.logRefused(nil)
+		a.logRejected([]string{"shop/a"})
+		a.logRejected([]string{"shop/a"})
+		a.logRejected(nil)
 		clk.Step(time.Second)
 	}
 	if lines != 2 {
 		t.Errorf("%d lines in a minute", lines)
 	}
-	a.logRefused([]string{"shop/a"})
+	a.logRejected([]string{"shop/a"})
 	if lines != 3 {
 		t.Errorf("%d lines after it", lines)
 	}

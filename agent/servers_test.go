@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestAPortOfAnothersIsReported: whoever else answers the kubelet's probes is named
+// TestAPortOfAnothersIsReported: what else answers the kubelet's probes is named
 // in the message of Programmed.
 func TestAPortOfAnothersIsReported(t *testing.T) {
 	other, err := net.Listen("tcp", "127.0.0.1:0")
@@ -26,7 +26,7 @@ func TestAPortOfAnothersIsReported(t *testing.T) {
 	a, _, _, _ := inTurn(t)
 	a.options.ProbeAddress = other.Addr().String()
 	a.options.Sockets = &agenttest.Sockets{Listeners: []*sockets.Listener{{UID: 1000}}}
-	a.servers = a.newServers()
+	a.servers = a.newServers("")
 	mustSync(t, a)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -36,7 +36,7 @@ func TestAPortOfAnothersIsReported(t *testing.T) {
 		s, f := a.known()
 		return meta.FindStatusCondition(status.Build(s, f, nil).Conditions, v1alpha1.ConditionProgrammed).Message
 	}
-	for message() == "the kernel holds what is wanted" {
+	for message() == "The desired state is programmed." {
 		select {
 		case <-a.poke: // as its troubles change
 		case <-ctx.Done():
@@ -74,7 +74,7 @@ func TestHoldersOfPorts(t *testing.T) {
 	}
 	a, _, _ := newAgent(t, func(context.Context, string) (string, error) { return "", nil })
 	if got := a.holder("127.0.0.1:1"); got != "" {
-		t.Errorf("nobody can be asked: %q", got)
+		t.Errorf("without sockets: %q", got)
 	}
 	a.options.Sockets = &agenttest.Sockets{Listeners: []*sockets.Listener{nil, {UID: 7}}}
 	for _, want := range []string{"does not listen", "uid 7"} {

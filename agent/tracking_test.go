@@ -26,12 +26,12 @@ import (
 
 // fakeTracking is a kernel of which the tests say what it does.
 type fakeTracking struct {
-	tuned    conntrack.Tuned
-	asked    []int32 // the timeouts of UDP that it was asked for
-	onTune   func()
-	figures  conntrack.Figures
-	failure  error
-	readings int
+	tuned      conntrack.Tuned
+	asked      []int32 // the timeouts of UDP that it was asked for
+	onTune     func()
+	statistics conntrack.Statistics
+	failure    error
+	readings   int
 }
 
 func (f *fakeTracking) Tune(s *v1alpha1.ConntrackSettings) conntrack.Tuned {
@@ -42,9 +42,9 @@ func (f *fakeTracking) Tune(s *v1alpha1.ConntrackSettings) conntrack.Tuned {
 	return f.tuned
 }
 
-func (f *fakeTracking) Figures() (conntrack.Figures, error) {
+func (f *fakeTracking) Statistics() (conntrack.Statistics, error) {
 	f.readings++
-	return f.figures, f.failure
+	return f.statistics, f.failure
 }
 
 func (f *fakeTracking) expect(t *testing.T, when string, asked ...int32) {
@@ -57,8 +57,8 @@ func (f *fakeTracking) expect(t *testing.T, when string, asked ...int32) {
 
 // tracked gives an agent connection tracking.
 func tracked(a *Agent) *fakeTracking {
-	kernel := &fakeTracking{figures: conntrack.Figures{Entries: 10, Max: 100, Buckets: 25}}
-	a.tracking.Kernel = kernel
+	kernel := &fakeTracking{statistics: conntrack.Statistics{Entries: 10, Max: 100, Buckets: 25}}
+	a.tracking = conntrack.NewTuner(kernel, a.options.Clock, a.log, a.metrics.Tracking)
 	return kernel
 }
 
@@ -102,7 +102,7 @@ func TestSettingsOfTrackingComeBeforeRules(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	var wg sync.WaitGroup
-	a.takeTurn(ended, &wg)
+	a.serve(ended, &wg)
 	wg.Wait()
 	mustSync(t, a)
 	fake.expect(t, "once it is our turn again", 40)
@@ -112,19 +112,19 @@ func TestTrackingIsLeftWhileOthersHaveTheNode(t *testing.T) {
 	a, _, _, _ := inTurn(t)
 	fake := tracked(a)
 	fake.tuned.Unmet = []string{"x is 1, not 2"}
-	a.turn.held = false
+	lose(a)
 	mustSync(t, a)
 	mustVerify(t, a)
 	fake.expect(t, "beside another proxy")
 	if f := factsOf(a); f.Tracking.Report == nil || f.Tracking.Report.Max != 100 {
-		t.Errorf("figures are not reported: %+v", f.Tracking)
+		t.Errorf("statistics are not reported: %+v", f.Tracking)
 	}
-	a.turn.held = true
+	hold(t, a)
 	mustSync(t, a)
 	if f := factsOf(a); len(f.Tracking.Warnings) != 1 {
 		t.Errorf("warnings %q", f.Tracking.Warnings)
 	}
-	a.turn.held = false
+	lose(a)
 	if f := factsOf(a); len(f.Tracking.Warnings) != 0 {
 		t.Errorf("it is warned of what is not ours: %q", f.Tracking.Warnings)
 	}
@@ -144,7 +144,7 @@ func TestRulesFollowLiberalTracking(t *testing.T) {
 	if n := full(a); n != 2 {
 		t.Errorf("%d full passes after a change", n)
 	}
-	if n := len(log.With("Somebody else has changed a setting")); n != 1 {
+	if n := len(log.With("Restored a setting of connection tracking")); n != 1 {
 		t.Errorf("log %q", log.With(""))
 	}
 	fake.tuned.Changes = nil
@@ -172,7 +172,7 @@ func TestTrackingThatComesWithTheRules(t *testing.T) {
 	mustSync(t, a)
 	clk.Step(time.Second)
 	if a.loop.Overdue() == 0 {
-		t.Error("nobody writes the rules that depend on the settings")
+		t.Error("nothing writes the rules that depend on the settings")
 	}
 	fake.expect(t, "before and after the rules", 0, 0)
 	if n := len(log.With("Changed a setting of connection tracking")); n != 1 || len(log.With("tracks no connections")) > 0 {
@@ -221,12 +221,12 @@ func TestUnmetSettingsAreAWarning(t *testing.T) {
 	mustVerify(t, a)
 	status := statusOf(a, nil)
 	c := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
-	if c.Status != metav1.ConditionTrue || !strings.HasSuffix(c.Message, "; but: net.netfilter.nf_conntrack_max is 1, not 2 because x") {
+	if c.Status != metav1.ConditionTrue || !strings.HasSuffix(c.Message, "; but: net.netfilter.nf_conntrack_max is 1, not 2 because x.") {
 		t.Errorf("condition %+v", c)
 	}
 	fake.tuned.Unmet = nil
 	mustVerify(t, a)
-	if len(log.With("is not as the settings ask")) != 1 || len(log.With("is as the settings ask now")) != 1 {
+	if len(log.With("Could not apply all settings of connection tracking")) != 1 || len(log.With("All settings of connection tracking are applied now")) != 1 {
 		t.Errorf("log %q", log.With(""))
 	}
 	if n := uint64(syncs(t, a)["Full"]); n != 1 {
@@ -244,8 +244,8 @@ func TestRemovedFlowsAreReported(t *testing.T) {
 	}
 }
 
-func TestFiguresAreReadNowAndThen(t *testing.T) {
-	fake := &fakeTracking{figures: conntrack.Figures{Entries: 31022, Max: 262144, Buckets: 65536, Counters: conntrack.Counters{InsertFailed: 1, Drop: 2, EarlyDrop: 3}}}
+func TestStatisticsAreReadNowAndThen(t *testing.T) {
+	fake := &fakeTracking{statistics: conntrack.Statistics{Entries: 31022, Max: 262144, Buckets: 65536, Counters: conntrack.Counters{InsertFailed: 1, Drop: 2, EarlyDrop: 3}}}
 	clk := clocktesting.NewFakeClock(agenttest.Epoch)
 	m := metrics.New()
 	tr := conntrack.NewTuner(fake, clk, logr.Discard(), m.Tracking)
@@ -259,8 +259,8 @@ func TestFiguresAreReadNowAndThen(t *testing.T) {
 	if fake.readings != 1 {
 		t.Errorf("read %d times", fake.readings)
 	}
-	clk.Step(conntrack.FiguresAge)
-	fake.figures.Entries, fake.figures.Drop, fake.failure = 40000, 0, errors.New("no module")
+	clk.Step(5 * time.Second)
+	fake.statistics.Entries, fake.statistics.Drop, fake.failure = 40000, 0, errors.New("no module")
 	f := tr.Facts(true)
 	want.Entries, want.UsagePercent = 40000, 15
 	if diff := cmp.Diff(want, *f.Report); diff != "" || len(f.Warnings) != 1 || !strings.Contains(f.Warnings[0], "no module") {

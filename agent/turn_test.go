@@ -16,7 +16,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
-	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
@@ -25,7 +24,7 @@ import (
 )
 
 // answers is what the ports tell, one entry a look; the last one stays. "slow"
-// is no answer in time, "" nobody or no proxy, anything else a sign.
+// is no answer in time, "" no proxy, anything else a sign.
 type answers struct {
 	mu    sync.Mutex
 	list  []string
@@ -109,6 +108,7 @@ func newAgentAt(t *testing.T, probe ownership.ProbeFunc, clk clock.Clock) (*Agen
 	a, err := New(Options{
 		NodeName: "node-1", Client: client, Probe: probe, Clock: clk,
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: kernel},
+		Spotter:    &spots{},
 		Log:        funcr.New(log.Add, funcr.Options{Verbosity: 2}),
 	})
 	if err != nil {
@@ -117,11 +117,20 @@ func newAgentAt(t *testing.T, probe ownership.ProbeFunc, clk clock.Clock) (*Agen
 	return a, kernel, log
 }
 
-// hold gives the agent its turn.
+func spotsOf(a *Agent) *spots { return a.options.Spotter.(*spots) }
+
+// lose has another proxy show for a moment.
+func lose(a *Agent) {
+	spotsOf(a).set(func(s *spots) { s.standing = "kube-proxy answers" })
+	a.owner.Check(context.Background(), false)
+	spotsOf(a).set(func(s *spots) { s.standing = "" })
+}
+
+// hold gives the agent the ownership.
 func hold(t *testing.T, a *Agent) {
 	t.Helper()
-	if !a.beginTurn(t.Context()) {
-		t.Fatal("the turn cannot be taken")
+	if !a.owner.Acquire(t.Context()) {
+		t.Fatal("ownership cannot be acquired")
 	}
 }
 
@@ -143,15 +152,15 @@ func TestAwaitTurn(t *testing.T) {
 		after   time.Duration // that it goes on
 		log     string        // that must be there
 	}{
-		{"nobody", []string{""}, false, 0, ""},
+		{"no proxy", []string{""}, false, 0, ""},
 		{"a proxy that stops", []string{"p", "p", ""}, false, 12 * time.Second, "Another proxy is active"},
 		{"a proxy that comes back for a moment", []string{"p", "", "", "p", ""}, false, 14 * time.Second, ""},
 		{"a proxy that answers late, then runs", []string{"slow", "slow", "p"}, false, never, "has not answered yet"},
 		{"late, then closed", []string{"slow", ""}, false, time.Second, "has not answered yet"},
-		{"never answers", []string{"slow"}, false, 4 * time.Second, "taking it for no proxy"},
+		{"never answers", []string{"slow"}, false, 4 * time.Second, "assuming that it is no proxy"},
 		{"the row is broken by an answer", []string{"slow", "slow", "slow", "slow", "p", "slow", "slow", "slow", "slow", ""}, false, 19 * time.Second, ""},
 		{"has answered before", []string{"p", "slow"}, false, never, "Another proxy is active"},
-		{"one was active before the start", []string{""}, true, 60 * time.Second, "as it was reported before"},
+		{"one was active before the start", []string{""}, true, 60 * time.Second, "reported before"},
 		{"one was active before the start, comes late and stops", []string{"", "", "", "", "", "p", ""}, true, 16 * time.Second, `"p"`},
 	}
 	for _, tt := range tests {
@@ -167,12 +176,12 @@ func TestAwaitTurn(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // the bubble's
 				defer cancel()
 				start := time.Now()
-				went := a.awaitTurn(ctx, ownership.NewWaiting(time.Now))
+				went := a.owner.Acquire(ctx)
 				if took := time.Since(start); went != (tt.after != never) || went && took != tt.after {
 					t.Fatalf("goes on: %v, after %s; want after %s", went, took, tt.after)
 				}
-				if went != a.mayWrite() {
-					t.Errorf("may write: %v", a.mayWrite())
+				if went != a.owner.MayWrite() {
+					t.Errorf("may write: %v", a.owner.MayWrite())
 				}
 				if tt.log != "" && len(log.With(tt.log)) == 0 {
 					t.Errorf("log %q lacks %q", log.With(""), tt.log)
@@ -210,11 +219,11 @@ func TestStoredConflictIsKnownBeforeTheSetIsReady(t *testing.T) {
 func TestKeptConflictCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
-		a.keeper = &setKeeper{header: &checkpoint.Header{ConflictingProxy: true}}
+		a.owner.FormerConflict = func() bool { return true }
 		fill(t, a)
 		start := time.Now()
-		if !a.awaitTurn(t.Context(), ownership.NewWaiting(time.Now)) || time.Since(start) != ownership.QuietAfterStart {
-			t.Errorf("the turn is taken after %s", time.Since(start))
+		if !a.owner.Acquire(t.Context()) || time.Since(start) != 60*time.Second {
+			t.Errorf("ownership is acquired after %s", time.Since(start))
 		}
 	})
 }
@@ -234,14 +243,14 @@ type turning struct {
 func takingTurns(t *testing.T, test func(t *testing.T, r turning)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		r := turning{ports: &answers{list: []string{""}}, spots: &spots{}}
+		r := turning{ports: &answers{list: []string{""}}}
 		r.Agent, r.kernel, r.log = newAgent(t, r.ports.probe)
-		r.options.Spotter = r.spots
+		r.spots = spotsOf(r.Agent)
 		r.rig = fill(t, r.Agent)
 		r.changed()
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { r.takeTurns(ctx) })
+		wg.Go(func() { r.own(ctx) })
 		wg.Go(func() { r.loop.Run(ctx) })
 		test(t, r)
 		cancel()
@@ -278,11 +287,11 @@ func TestTurnIsLostAndRegained(t *testing.T) {
 		if reason, message := r.condition(); reason != v1alpha1.ReasonProgrammed {
 			t.Fatalf("at first: %s: %s", reason, message)
 		}
-		turn := r.turnContext()
+		turn := r.owner.Context()
 
 		r.spots.set(func(s *spots) { s.appears = "chain KUBE-PROXY-CANARY" })
 		after(time.Second)
-		if r.mayWrite() || turn.Err() == nil {
+		if r.owner.MayWrite() || turn.Err() == nil {
 			t.Fatal("the agent keeps its turn beside another proxy")
 		}
 		if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy || !strings.Contains(message, "chain KUBE-PROXY-CANARY") {
@@ -301,10 +310,10 @@ func TestTurnIsLostAndRegained(t *testing.T) {
 
 		r.ports.become("")
 		after(9 * time.Second)
-		if r.mayWrite() {
+		if r.owner.MayWrite() {
 			t.Error("the turn is taken before the other proxy has been silent for 10 s")
 		}
-		if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy || !strings.Contains(message, "has shown no sign since") {
+		if reason, message := r.condition(); reason != v1alpha1.ReasonConflictingProxy || !strings.Contains(message, "has not been detected since") {
 			t.Errorf("while waiting: %s: %s", reason, message)
 		}
 		after(2 * time.Second)
@@ -323,8 +332,7 @@ func TestNothingIsWrittenOnceASignIsThere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, r, kernel, _ := inTurn(t)
-			s := &spots{begun: true}
-			a.options.Spotter = s
+			s := spotsOf(a)
 			mustSync(t, a)
 			writes := kernel.Writes()
 			kernel.Remove("shop", "a")
@@ -333,8 +341,8 @@ func TestNothingIsWrittenOnceASignIsThere(t *testing.T) {
 			if err := write(a); err != nil {
 				t.Fatal(err)
 			}
-			if kernel.Writes() != writes || a.mayWrite() {
-				t.Errorf("%d writes beside another proxy; may write: %v", kernel.Writes()-writes, a.mayWrite())
+			if kernel.Writes() != writes || a.owner.MayWrite() {
+				t.Errorf("%d writes beside another proxy; may write: %v", kernel.Writes()-writes, a.owner.MayWrite())
 			}
 		})
 	}
@@ -346,18 +354,18 @@ func TestAWriteIsCutOffWithTheTurn(t *testing.T) {
 		a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 		fill(t, a)
 		ctx, stop := context.WithCancel(t.Context())
-		if !a.beginTurn(ctx) {
-			t.Fatal("no turn")
+		if !a.owner.Acquire(ctx) {
+			t.Fatal("no ownership")
 		}
 		writing, end := a.writing(ctx)
 		defer end()
-		a.endTurn("kube-proxy answers")
+		lose(a)
 		synctest.Wait()
 		if writing.Err() == nil {
 			t.Error("a write goes on beside another proxy")
 		}
-		if !a.beginTurn(ctx) {
-			t.Fatal("no turn")
+		if !a.owner.Acquire(ctx) {
+			t.Fatal("no ownership")
 		}
 		writing, end = a.writing(ctx)
 		defer end()
@@ -379,10 +387,10 @@ func TestAProxyThatOpensNoPort(t *testing.T) {
 		turns, held := 0, false
 		for range 60 * 60 {
 			after(time.Second)
-			if r.mayWrite() && !held {
+			if r.owner.MayWrite() && !held {
 				turns++
 			}
-			held = r.mayWrite()
+			held = r.owner.MayWrite()
 			if held { // it notices soon that its canary is gone
 				r.spots.set(func(s *spots) { s.appears = "chain KUBE-PROXY-CANARY" })
 			}
@@ -400,8 +408,8 @@ func TestABeginningThatFailsIsTriedAgain(t *testing.T) {
 		after(2 * time.Second)
 		r.spots.set(func(s *spots) { s.standing, s.stuck = "", errors.New("the lock is held") })
 		after(time.Minute)
-		if r.mayWrite() || len(r.log.With("the lock is held")) != 1 {
-			t.Errorf("may write: %v; log %q", r.mayWrite(), r.log.With("the lock"))
+		if r.owner.MayWrite() || len(r.log.With("the lock is held")) != 1 {
+			t.Errorf("may write: %v; log %q", r.owner.MayWrite(), r.log.With("the lock"))
 		}
 		r.spots.set(func(s *spots) { s.stuck, s.leftovers = nil, []string{"table ip kube-proxy is left"} })
 		after(2 * time.Second)
@@ -416,30 +424,33 @@ func TestPortsThatWeCouldNotOpen(t *testing.T) {
 	takingTurns(t, func(t *testing.T, r turning) {
 		after(time.Second)
 		r.ports.become("kube-proxy answers")
-		after(askPause + time.Second)
-		if r.mayWrite() {
+		after(6 * time.Second)
+		if r.owner.MayWrite() {
 			t.Error("the agent writes beside a proxy that answers")
 		}
 	})
 }
 
 func TestPendingSaysThatAPortDoesNotAnswer(t *testing.T) {
-	a, _, _ := newAgent(t, (&answers{list: []string{"slow"}}).probe)
-	fill(t, a)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	w := ownership.NewWaiting(time.Now)
-	a.noteLook("", w, false, true)
-	if a.awaitTurn(ctx, w) {
-		t.Fatal("one look without an answer is taken for nobody")
-	}
-	c := status.ProgrammedCondition(a.known())
-	if c.Reason != v1alpha1.ReasonPending || !strings.Contains(c.Message, "127.0.0.1:10249") || !strings.Contains(c.Message, "has not answered yet") {
-		t.Errorf("condition %+v", c)
-	}
-	a.noteLook("", w, true, false)
-	c = status.ProgrammedCondition(a.known())
-	if c.Message != "no complete set of rules has been written to the kernel since the agent started, or since it may write again" {
-		t.Errorf("once answered: %s", c.Message)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		ports := &answers{list: []string{"slow"}}
+		a, _, _ := newAgent(t, ports.probe)
+		fill(t, a)
+		acquired := make(chan bool, 1)
+		go func() { acquired <- a.owner.Acquire(t.Context()) }()
+		synctest.Wait()
+		if len(acquired) > 0 {
+			t.Fatal("one probe without an answer is taken for no proxy")
+		}
+		c := status.ProgrammedCondition(a.known())
+		if c.Reason != v1alpha1.ReasonPending || !strings.Contains(c.Message, "127.0.0.1:10249") || !strings.Contains(c.Message, "has not answered yet") {
+			t.Errorf("condition %+v", c)
+		}
+		ports.become("")
+		<-acquired
+		c = status.ProgrammedCondition(a.known())
+		if c.Message != "No complete state has been written to the kernel since the agent started or acquired ownership." {
+			t.Errorf("once answered: %s", c.Message)
+		}
+	})
 }

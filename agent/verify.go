@@ -9,12 +9,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 )
 
-// lookAgainPause is the time until a look that could not be taken is tried
-// again.
+// lookAgainPause is the time until a comparison that was not possible is tried again.
 const lookAgainPause = time.Second
 
-// verify compares the whole kernel to what is wanted and repairs it. The sync
-// loop calls it.
+// verify compares the whole kernel with the desired state and repairs it. The sync loop calls
+// it.
 func (a *Agent) verify(ctx context.Context) error {
 	if a.store.Removing() {
 		return nil
@@ -24,31 +23,31 @@ func (a *Agent) verify(ctx context.Context) error {
 		a.loop.Trigger()
 		return nil
 	}
-	if !a.mayWrite() || !a.stillOurTurn(ctx, false) {
+	if !a.owner.MayWrite() || !a.owner.Check(ctx, false) {
 		return nil
 	}
-	if a.lookAtMode(ctx) || a.retuneTracking() {
+	if a.recheckMode(ctx) || a.tune() {
 		return a.sync(ctx) // which compares everything
 	}
 	epoch := a.store.CurrentEpoch()
 	return a.compare(ctx, epoch, a.store.Verifiable(), false)
 }
 
-// noticed is called when somebody else may have changed a family's rules.
+// noticed is called when another program may have changed a family's rules.
 func (a *Agent) noticed(family dataplane.Family, c dataplane.Change) {
-	a.log.V(2).Info("Somebody else may have changed rules of ours; looking", "ipFamily", family, "by", c.By)
+	a.log.V(2).Info("Another program may have changed rules; comparing", "ipFamily", family, "by", c.By)
 	a.loop.LookBy(a.drift.Noticed(family, c))
 }
 
-// lookAtRules compares the families of which somebody else may have changed
-// rules. The sync loop calls it.
+// lookAtRules compares the families whose rules another program may have changed. The sync
+// loop calls it.
 func (a *Agent) lookAtRules(ctx context.Context) error {
 	families := a.drift.TakeLooks()
 	if a.store.Auditing() {
 		a.loop.Trigger()
 		return nil
 	}
-	if !a.mayWrite() {
+	if !a.owner.MayWrite() {
 		return nil // before the first write after that everything is compared
 	}
 	epoch := a.store.CurrentEpoch()
@@ -71,25 +70,23 @@ func (a *Agent) lookAgain(family dataplane.Family, at time.Time) {
 	a.loop.LookBy(at)
 }
 
-// compare compares the kernel to rulesets, which are of an epoch of the store, and
-// repairs what differs. A look is at changes by others alone.
+// compare compares the kernel with rulesets of an epoch of the store and repairs what
+// differs. With look only changes by other programs count.
 func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.Family]*dataplane.Ruleset, look bool) error {
 	start := a.options.Clock.Now()
 	outcomes := a.fanout.Verify(ctx, rulesets, dataplane.VerifyOptions{})
 	now := a.options.Clock.Now()
 	drifted := a.drift.Compared(outcomes, now, now.Sub(start))
 	if a.store.CurrentEpoch() != epoch {
-		a.drift.Forget() // our turn has ended meanwhile: what was found is others' now
+		a.drift.Forget() // ownership has ended: the differences are no drift
 		return nil
 	}
 	a.metrics.Compared(outcomes)
-	clear := len(drifted) == 0 || a.stillOurTurn(ctx, false) // the change may be the first sign of another proxy
+	clear := len(drifted) == 0 || a.owner.Check(ctx, false) // the change may be the first sign of another proxy
 	later := map[dataplane.Family]bool{}
 	for family, at := range drifted {
-		if !clear {
-			if retry := now.Add(lookAgainPause); retry.After(at) {
-				at = retry
-			}
+		if retry := now.Add(lookAgainPause); !clear && retry.After(at) {
+			at = retry
 		}
 		if later[family] = at.After(now); later[family] {
 			a.lookAgain(family, at)
@@ -100,17 +97,17 @@ func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.F
 		if outcome.Value.Count == 0 {
 			continue
 		}
-		message := "The kernel differed from what is wanted; repairing"
-		if later[family] {
-			message = "Somebody else has undone rules again; repairing them after a pause"
-		}
-		if !clear {
-			message = "Rules have been changed; leaving them, because another proxy may be active"
+		message := "The kernel differs from the desired state; repairing"
+		switch {
+		case !clear:
+			message = "Rules were modified externally; leaving them, because another proxy may be active"
+		case later[family]:
+			message = "Rules were modified externally again; repairing them after a pause"
 		}
 		a.log.Info(message, "ipFamily", family, "differences", outcome.Value.Count, "examples", wording.Examples(outcome.Value.Examples), "changedBy", a.drift.By(family))
 	}
 	if again { // also what could not be verified
-		return a.sync(ctx) // before it is told: most of it does not last
+		return a.sync(ctx) // before it is reported: most of it does not last
 	}
 	a.pokeStatus()
 	return nil

@@ -20,7 +20,7 @@ import (
 )
 
 // withImage has the controller know an image for the agents.
-func withImage(o *controllers.Options) { o.AgentImage = "example.com/agent:v1" }
+func withImage(o *controllers.Options) { o.Agents.Image = "example.com/agent:v1" }
 
 // switchOnManaged creates the NodeProxy with agents that the controller runs.
 func switchOnManaged(ctx context.Context, edit ...func(*v1alpha1.NodeProxySpec)) {
@@ -208,16 +208,16 @@ var _ = Describe("AgentsReconciler", func() {
 
 		By("an update, which is nothing bad")
 		reportPods(ctx, 2, 1, 1)
-		Eventually(summary(ctx)).Should(WithTransform(deployed, Equal("False AgentsUpdating: the update of the agents is at 1 of 2 nodes")))
+		Eventually(summary(ctx)).Should(WithTransform(deployed, Equal("False AgentsUpdating: The update of the agents has reached 1 of 2 nodes.")))
 		Expect(summary(ctx)()).To(WithTransform(ready, Equal("True AllProgrammed: ")))
 
-		By("an image that cannot be had, though all nodes are programmed")
+		By("an image that cannot be pulled, though all nodes are programmed")
 		notReady := []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: metav1.Now()}}
 		pod := createAgentPod(ctx, "agent-x", "n2", corev1.PodStatus{Conditions: notReady, ContainerStatuses: []corev1.ContainerStatus{{
 			Name: "agent", Image: "example.com/agent:v1",
 			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "Back-off pulling image"}},
 		}}})
-		want := "AgentPodsFailing: pod nodeproxy-system/agent-x on node n2: its image example.com/agent:v1 cannot be had: ImagePullBackOff: Back-off pulling image; meanwhile the update stands at 1 of 2 nodes"
+		want := "AgentPodsFailing: Pod nodeproxy-system/agent-x on node n2: image example.com/agent:v1 cannot be pulled: ImagePullBackOff: Back-off pulling image. The update of the agents has reached 1 of 2 nodes."
 		Eventually(summary(ctx)).Should(SatisfyAll(WithTransform(ready, Equal("False "+want)), WithTransform(deployed, Equal("False "+want))))
 
 		By("one that is not ready for long")
@@ -225,14 +225,14 @@ var _ = Describe("AgentsReconciler", func() {
 		Expect(k8s.Status().Update(ctx, pod)).To(Succeed())
 		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("True AllProgrammed: ")))
 		testClock.putForward(time.Minute)
-		pod.Labels["touched"] = "yes" // for the look after the clock was put forward
+		pod.Labels["touched"] = "yes" // to trigger a reconcile after the clock was put forward
 		Expect(k8s.Update(ctx, pod)).To(Succeed())
-		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False AgentPodsNotReady: pod nodeproxy-system/agent-x on node n2: it runs but has not become ready")))
+		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False AgentPodsNotReady: Pod nodeproxy-system/agent-x on node n2: it is running but has not been ready")))
 
 		By("which the nodes' own trouble comes before")
 		report(ctx, "n2", metav1.ConditionFalse, v1alpha1.ReasonFailed, "iptables is not there")
 		Eventually(summary(ctx)).Should(SatisfyAll(
-			WithTransform(ready, Equal("False NodesNotProgrammed: n2: Failed: iptables is not there")),
+			WithTransform(ready, Equal("False NodesNotProgrammed: Node n2: Failed: iptables is not there.")),
 			WithTransform(deployed, HavePrefix("False AgentPodsNotReady: ")),
 		))
 	})

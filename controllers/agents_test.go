@@ -47,7 +47,7 @@ func programmedOn(ctx context.Context, node string) func() (string, error) {
 	}
 }
 
-// pass lets the controller's time go by, no faster than it looks at the Leases:
+// pass advances the controller's time, no faster than it looks at the Leases:
 // time in which it could not look does not count. Before each step it runs each.
 func pass(d time.Duration, c *running, each func()) {
 	GinkgoHelper()
@@ -83,7 +83,7 @@ var _ = Describe("looking after the agents", func() {
 		Expect(programmedOn(ctx, "n1")()).To(Equal("True Programmed"))
 		Eventually(summary(ctx)).Should(SatisfyAll(
 			HaveField("Nodes", Equal(v1alpha1.NodeCounts{Total: 3, Programmed: 1, Stale: 2, Lagging: 1})),
-			WithTransform(ready, HavePrefix("False NodesNotProgrammed: n2: no agent has ever reported"))))
+			WithTransform(ready, HavePrefix("False NodesNotProgrammed: Node n2: no agent has ever reported"))))
 
 		By("a new controller, which writes nothing of it again")
 		before := versions(ctx)
@@ -114,7 +114,7 @@ var _ = Describe("looking after the agents", func() {
 			return k8s.Status().Update(ctx, rules)
 		}).Should(Succeed())
 		pass(95*time.Second, controller, func() {})
-		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("False NodesNotProgrammed: n1: no heartbeat for 1m30s")))
+		Eventually(summary(ctx)).Should(WithTransform(ready, Equal("False NodesNotProgrammed: Node n1: no heartbeat for 1m30s. Check that nodeproxy-agent runs there.")))
 		written := func() string {
 			np := &v1alpha1.NodeProxy{}
 			Expect(k8s.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, np)).To(Succeed())

@@ -160,7 +160,7 @@ var _ = Describe("APIServersReconciler", func() {
 	It("tries again and again those that do not answer", func(ctx SpecContext) {
 		probe := &toggledProbe{}
 		switchOnManaged(ctx, endpoints("https://192.0.2.10:6443"))
-		startController(withImage, func(o *controllers.Options) { o.APIServerProbe = probe })
+		startController(withImage, func(o *controllers.Options) { o.APIServerProbe = probe.Probe })
 		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False APIServerUnreachable: ")))
 		probe.answers.Store(true)
 		Eventually(apiServers(ctx), 20*time.Second).Should(Equal("https://192.0.2.10:6443\n"))

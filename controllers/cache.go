@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -41,103 +42,76 @@ func CacheOptions(namespace string) (cache.Options, error) {
 			&corev1.Service{}: {
 				Label:     labels.NewSelector().Add(*proxied),
 				Field:     fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone),
-				Transform: trimService,
+				Transform: trimmed(trimService),
 			},
 			&discoveryv1.EndpointSlice{}: {
 				Label:     labels.NewSelector().Add(*notHeadless),
-				Transform: trimSlice,
+				Transform: trimmed(trimSlice),
 			},
-			&corev1.Node{}:                 {Transform: trimNode},
-			&corev1.Namespace{}:            {Transform: trimNamespace},
-			&v1alpha1.NodeProxyPolicy{}:    {Transform: trimPolicy},
-			&v1alpha1.ServiceProxyPolicy{}: {Transform: trimPolicy},
+			&corev1.Node{}:                 {Transform: trimmed(trimNode)},
+			&corev1.Namespace{}:            {Transform: trimmed(trimNamespace)},
+			&v1alpha1.NodeProxyPolicy{}:    {Transform: trimmed(func(*v1alpha1.NodeProxyPolicy) {})},
+			&v1alpha1.ServiceProxyPolicy{}: {Transform: trimmed(func(*v1alpha1.ServiceProxyPolicy) {})},
 			&appsv1.DaemonSet{}: {Namespaces: map[string]cache.Config{
 				namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, agentdeploy.Name)},
 			}},
 			&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{
 				namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, agentdeploy.APIServersName)},
 			}},
-			&corev1.Pod{}: {Transform: trimPod, Namespaces: map[string]cache.Config{
+			&corev1.Pod{}: {Transform: trimmed(trimPod), Namespaces: map[string]cache.Config{
 				namespace: {LabelSelector: labels.SelectorFromSet(labels.Set{agentdeploy.LabelName: agentdeploy.Name})},
 			}},
 		},
 	}, nil
 }
 
-// trimMeta drops what no reconciler reads.
-func trimMeta(m *metav1.ObjectMeta) {
-	m.ManagedFields = nil
-	m.OwnerReferences = nil
-	m.Finalizers = nil
-	m.Annotations = nil
-}
-
-func trimService(in any) (any, error) {
-	if svc, ok := in.(*corev1.Service); ok {
-		trimMeta(&svc.ObjectMeta)
-		svc.Status.Conditions = nil
-	}
-	return in, nil
-}
-
-func trimSlice(in any) (any, error) {
-	slice, ok := in.(*discoveryv1.EndpointSlice)
-	if !ok {
+// trimmed returns a transform that drops metadata that no reconciler reads, and what else trim drops.
+func trimmed[T client.Object](trim func(T)) toolscache.TransformFunc {
+	return func(in any) (any, error) {
+		o, ok := in.(T)
+		if !ok {
+			return in, nil
+		}
+		changed, has := o.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime]
+		o.SetManagedFields(nil)
+		o.SetOwnerReferences(nil)
+		o.SetFinalizers(nil)
+		o.SetAnnotations(nil)
+		if has {
+			o.SetAnnotations(map[string]string{corev1.EndpointsLastChangeTriggerTime: changed})
+		}
+		trim(o)
 		return in, nil
 	}
-	changed, has := slice.Annotations[corev1.EndpointsLastChangeTriggerTime]
-	trimMeta(&slice.ObjectMeta)
-	if has {
-		slice.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: changed}
-	}
+}
+
+func trimService(svc *corev1.Service) { svc.Status.Conditions = nil }
+
+func trimSlice(slice *discoveryv1.EndpointSlice) {
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
 		e.Hostname, e.TargetRef, e.Zone, e.DeprecatedTopology = nil, nil, nil, nil
 	}
-	return in, nil
 }
 
-func trimNamespace(in any) (any, error) {
-	if namespace, ok := in.(*corev1.Namespace); ok {
-		trimMeta(&namespace.ObjectMeta)
-		namespace.Spec, namespace.Status = corev1.NamespaceSpec{}, corev1.NamespaceStatus{}
-	}
-	return in, nil
+func trimNamespace(namespace *corev1.Namespace) {
+	namespace.Spec, namespace.Status = corev1.NamespaceSpec{}, corev1.NamespaceStatus{}
 }
 
-func trimNode(in any) (any, error) {
-	if node, ok := in.(*corev1.Node); ok {
-		trimMeta(&node.ObjectMeta)
-		node.Status = corev1.NodeStatus{
-			Addresses: node.Status.Addresses,
-			NodeInfo:  corev1.NodeSystemInfo{OperatingSystem: node.Status.NodeInfo.OperatingSystem},
-		}
+func trimNode(node *corev1.Node) {
+	node.Status = corev1.NodeStatus{
+		Addresses: node.Status.Addresses,
+		NodeInfo:  corev1.NodeSystemInfo{OperatingSystem: node.Status.NodeInfo.OperatingSystem},
 	}
-	return in, nil
-}
-
-// trimPolicy drops notes on a policy, such as what kubectl applied last.
-func trimPolicy(in any) (any, error) {
-	switch policy := in.(type) {
-	case *v1alpha1.NodeProxyPolicy:
-		trimMeta(&policy.ObjectMeta)
-	case *v1alpha1.ServiceProxyPolicy:
-		trimMeta(&policy.ObjectMeta)
-	}
-	return in, nil
 }
 
 // trimPod retains what shows the state of an agent: there is one on every node.
-func trimPod(in any) (any, error) {
-	if pod, ok := in.(*corev1.Pod); ok {
-		trimMeta(&pod.ObjectMeta)
-		pod.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Affinity: pod.Spec.Affinity}
-		pod.Status = corev1.PodStatus{
-			Phase: pod.Status.Phase, Reason: pod.Status.Reason, Message: pod.Status.Message,
-			Conditions: pod.Status.Conditions, ContainerStatuses: pod.Status.ContainerStatuses,
-		}
+func trimPod(pod *corev1.Pod) {
+	pod.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName, Affinity: pod.Spec.Affinity}
+	pod.Status = corev1.PodStatus{
+		Phase: pod.Status.Phase, Reason: pod.Status.Reason, Message: pod.Status.Message,
+		Conditions: pod.Status.Conditions, ContainerStatuses: pod.Status.ContainerStatuses,
 	}
-	return in, nil
 }
 
 // NewCache makes the cache of a manager that is started with the context work. When that ends, waiting

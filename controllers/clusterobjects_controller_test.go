@@ -118,7 +118,7 @@ func haveKept() OmegaMatcher {
 
 // looksAtPolicies returns when the reconciler of cluster objects has looked at all policies
 // and bindings, and at the namespace, and is idle. It reads them from a cache of its own, so
-// it is woken through both watches of that, by something with the label that they go by.
+// it is woken through both watches of that, by something with the label that they select.
 func looksAtPolicies(ctx context.Context, c *running) {
 	GinkgoHelper()
 	named := metav1.ObjectMeta{Name: marker, Labels: map[string]string{"app.kubernetes.io/part-of": "nodeproxy"}}

@@ -3,14 +3,14 @@
 // NodeProxyRules and statuses. A restart loses nothing: what reconcilers remember only paces
 // writes and avoids duplicate events. This package only assembles them:
 //
-//   - setup.go: SetupWithManager, and what a new term as the leader resets
+//   - setup.go: SetupWithManager, what a new term as the leader resets, and what triggers reconcilers
+//     although no object has changed
 //   - cache.go: which objects are watched, and what of them is stored
-//   - wakers.go: what has a reconciler run although no object has changed
 //   - live.go: reads the objects for package preview
 //
 // Where to look:
 //
-//   - services: renders Services; addresses, overrides: what shapes them
+//   - services: renders Services; addresses: watches service ranges; overrides: those of policies
 //   - nodes: renders Nodes; rollouts, nodesettings: changes of their settings
 //   - servicepolicies, summary: statuses of policies and of NodeProxy; findings: what others
 //     report there

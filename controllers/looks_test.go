@@ -31,7 +31,7 @@ import (
 )
 
 // That nothing happens says something only once a controller has looked at what is to
-// make no difference. What is here proves that it has, in three steps: its caches hold what
+// make no difference. What is here proves that it has, in three steps: its caches have what
 // the API server holds; then a reconcile begins, of a request that is queued behind all
 // earlier ones; then nothing is queued or running any more.
 
@@ -55,7 +55,7 @@ var requestsOf = map[string][]string{
 	"rollout":       {"/cluster"},
 	"startup-taint": {"/" + marker},
 	"service":       {"default/" + marker, "default/" + markerOfSlice},
-	"servicepolicy": {"/"},
+	"servicepolicy": {"/cluster"},
 	"nodeproxy":     {"/cluster"},
 	"apiservers":    {"/cluster"},
 	"agents":        {"/cluster"},

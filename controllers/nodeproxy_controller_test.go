@@ -190,12 +190,12 @@ var _ = Describe("NodeProxyReconciler", func() {
 		createNode(ctx, "n2")
 		createNode(ctx, "n3")
 		Eventually(summary(ctx)).Should(WithTransform(ready, Equal(
-			"False NodesNotProgrammed: n1: no report of its agent yet; is nodeproxy-agent running there? (and 2 more)")))
+			"False NodesNotProgrammed: Node n1: no report from its agent yet (and 2 more). Check that nodeproxy-agent runs there.")))
 		report(ctx, "n1", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
 		report(ctx, "n2", metav1.ConditionFalse, v1alpha1.ReasonFailed, "iptables-restore: exit status 4")
 		report(ctx, "n3", metav1.ConditionTrue, v1alpha1.ReasonRetained, "")
 		Eventually(summary(ctx)).Should(SatisfyAll(
-			WithTransform(ready, Equal("False NodesNotProgrammed: n2: Failed: iptables-restore: exit status 4")),
+			WithTransform(ready, Equal("False NodesNotProgrammed: Node n2: Failed: iptables-restore: exit status 4.")),
 			HaveField("Nodes", Equal(v1alpha1.NodeCounts{Total: 3, Programmed: 2, NotProgrammed: 1})),
 		))
 		report(ctx, "n2", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")

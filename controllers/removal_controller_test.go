@@ -181,13 +181,13 @@ var _ = Describe("removing NodeProxy", func() {
 		createNode(ctx, "never")
 		reportFormats(ctx, "silent", 1) // an agent has worked there
 		for _, node := range []string{"silent", "never"} {
-			report(ctx, node, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life")
+			report(ctx, node, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no heartbeat")
 		}
 		report(ctx, "n1", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
 		report(ctx, "n2", metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
 		deleteNodeProxy(ctx)
 		Eventually(summary(ctx)).Should(WithTransform(ready, SatisfyAll(
-			HavePrefix("False Removing: 0 of 2 nodes have removed their rules; waiting until "), HaveSuffix(" at the latest for n1, n2"))))
+			HavePrefix("False Removing: 0 of 2 nodes have removed their rules. Waiting until "), HaveSuffix(" at the latest for n1, n2."))))
 
 		By("nothing being rendered meanwhile")
 		createService(ctx, ns, "late")
@@ -198,7 +198,7 @@ var _ = Describe("removing NodeProxy", func() {
 		report(ctx, "n1", metav1.ConditionFalse, v1alpha1.ReasonRemoved, "cleaned up")
 		report(ctx, "n2", metav1.ConditionFalse, v1alpha1.ReasonFailed, "iptables-restore is missing")
 		Eventually(summary(ctx)).Should(WithTransform(ready, SatisfyAll(
-			HavePrefix("False Removing: 1 of 2 nodes have removed their rules; waiting until "), HaveSuffix(" at the latest for n2 (iptables-restore is missing)"))))
+			HavePrefix("False Removing: 1 of 2 nodes have removed their rules. Waiting until "), HaveSuffix(" at the latest for n2 (iptables-restore is missing)."))))
 		controller.stop()
 		controller = startController()
 		controller.firstLooks("removal", "service", "node")
@@ -214,7 +214,7 @@ var _ = Describe("removing NodeProxy", func() {
 		Expect(versions(ctx)).To(BeEmpty())
 		Expect(hasAgents(ctx, "nodeproxy-agent")).To(BeFalse())
 		Expect(hasAgents(ctx, "another")).To(BeTrue())
-		Expect(notCleaned(ctx)).To(HaveSuffix("rules may be left on silent, where the agent does not respond. Run `nodeproxy-agent cleanup` there (docs/removal.md)"))
+		Expect(notCleaned(ctx)).To(HaveSuffix("rules may be left on silent, where the agent does not respond. Run `nodeproxy-agent cleanup` there (docs/removal.md)."))
 
 		By("it staying so, until NodeProxy is created again")
 		createService(ctx, ns, "later")

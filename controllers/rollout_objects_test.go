@@ -77,7 +77,7 @@ func echo(ctx context.Context, nodes ...string) {
 	for _, node := range nodes {
 		reportAs(ctx, node, func(rules *v1alpha1.NodeProxyRules) {
 			rules.Status.SettingsRevision = rules.Spec.SettingsRevision
-			setProgrammed(rules, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
+			setProgrammed(rules, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed.")
 		})
 	}
 }
@@ -107,7 +107,7 @@ func inMode(ctx context.Context, mode v1alpha1.ProxyMode) func() ([]string, erro
 	return nodesWith(ctx, func(s *v1alpha1.ProxySettings) bool { return *s.Mode == mode })
 }
 
-// nodesWith returns the nodes whose settings are as wanted, by name; for Eventually.
+// nodesWith returns the nodes with the desired settings, by name; for Eventually.
 func nodesWith(ctx context.Context, desired func(*v1alpha1.ProxySettings) bool) func() ([]string, error) {
 	return func() ([]string, error) {
 		var list v1alpha1.NodeProxyRulesList

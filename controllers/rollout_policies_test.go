@@ -141,19 +141,19 @@ var _ = Describe("policies for nodes", func() {
 			p.Spec.Settings.Mode, p.Spec.Settings.Fallback = new(v1alpha1.ModeIPTables), new(v1alpha1.FallbackNone)
 		})
 		Eventually(policyCondition(ctx, weaker, v1alpha1.ConditionOverridden)).Should(Equal(
-			"True Overridden: spec.settings.mode is set by policy edge (priority 0, as this one: the lower name wins)"))
+			"True Overridden: spec.settings.mode is set by policy edge (priority 0, as this one: the lower name wins)."))
 		Eventually(policyReady(ctx, weaker)).Should(HavePrefix("True Applied"))
 		for _, name := range names {
 			Eventually(nodeRules(ctx, name)).Should(HaveField("Spec.Policies", Equal([]string{"edge", "weaker"})))
 		}
 		edit(ctx, policy, func() { policy.Spec.Priority = new(int32(-1)) })
 		Eventually(policyCondition(ctx, policy, v1alpha1.ConditionOverridden)).Should(Equal(
-			"True Overridden: spec.settings.mode is set by policy weaker (priority 0)"))
+			"True Overridden: spec.settings.mode is set by policy weaker (priority 0)."))
 		Eventually(policyCondition(ctx, weaker, v1alpha1.ConditionOverridden)).Should(HavePrefix("False NotOverridden"))
 	})
 
 	It("that select nothing say so", func(ctx SpecContext) {
-		policy := createPolicy(ctx, "nobody", "pool=nobody", ipvs)
+		policy := createPolicy(ctx, "unused", "pool=unused", ipvs)
 		startController()
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False NoNodeProxy: There is no NodeProxy"))
 		switchOn(ctx)

@@ -39,8 +39,8 @@ var _ = Describe("a rollout", func() {
 		GinkgoHelper()
 		letPass(ctx, 101*time.Second)
 		Eventually(policyReady(ctx, policy)).Should(SatisfyAll(
-			HavePrefix("False RolloutHalted: edge-1 did not apply its settings within 100 s of "),
-			ContainSubstring(" (Failed: the kernel lacks ip_vs); 2 other nodes wait until it does")))
+			HavePrefix("False RolloutHalted: Node edge-1 did not apply its settings within 100 s of "),
+			ContainSubstring(" (Failed: the kernel lacks ip_vs). Fix the node, change spec, or delete its Node; 2 other nodes are waiting.")))
 	}
 
 	It("is paused and continued by spec.rollout.paused", func(ctx SpecContext) {
@@ -50,7 +50,7 @@ var _ = Describe("a rollout", func() {
 		echo(ctx, "edge-1", "edge-2")
 		policy := createPolicy(ctx, "edge", "pool=edge", ipvs, func(p *v1alpha1.NodeProxyPolicy) { p.Spec.Rollout.Paused = new(true) })
 		Eventually(policyReady(ctx, policy)).Should(Equal(
-			"False Paused: spec.rollout.paused is true: 0 of 2 nodes are done, 2 waiting; set it to false to continue"))
+			"False Paused: The rollout is paused: 0 of 2 nodes are done, 2 waiting. Set spec.rollout.paused to false to continue."))
 		testClock.putForward(time.Hour)
 		controller.looks(ctx, "rollout")
 		Expect(inMode(ctx, v1alpha1.ModeIPVS)()).To(BeEmpty())
@@ -76,7 +76,7 @@ var _ = Describe("a rollout", func() {
 	It("halts at a node that misses the deadline, and continues when it recovers", func(ctx SpecContext) {
 		policy, controller := begun(ctx)
 		Eventually(policyReady(ctx, policy)).Should(Equal(
-			"False Progressing: 0 of 3 nodes are done, 1 being updated (edge-1), 2 waiting; at most 1 may be unavailable"))
+			"False Progressing: 0 of 3 nodes are done, 1 being updated (edge-1), 2 waiting; at most 1 may be unavailable."))
 		stopped(ctx, policy)
 		Eventually(policyCondition(ctx, policy, v1alpha1.ConditionStalled)).Should(HavePrefix("True RolloutHalted"))
 		Eventually(examples(ctx, policy)).Should(SatisfyAll(HaveLen(3), HaveEach(HaveField("Name", HavePrefix("edge-"))),
@@ -180,7 +180,7 @@ var _ = Describe("a rollout", func() {
 		reportAs(ctx, "core-1", fails)
 		letPass(ctx, 11*time.Minute)
 		Eventually(summary(ctx)).Should(WithTransform(ready, SatisfyAll(
-			HavePrefix("False RolloutHalted: core-1 did not apply its settings within 600 s of "), ContainSubstring("(Failed: the kernel lacks ip_vs)"))))
+			HavePrefix("False RolloutHalted: Node core-1 did not apply its settings within 600 s of "), ContainSubstring("(Failed: the kernel lacks ip_vs)"))))
 		edit(ctx, np, func() {
 			np.Spec.Rollout = &v1alpha1.RolloutSettings{Paused: new(true)}
 		})

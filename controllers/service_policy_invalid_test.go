@@ -28,7 +28,7 @@ var _ = Describe("A ServiceProxyPolicy that makes no sense", func() {
 		Eventually(servicePolicy(ctx, "p")).Should(And(
 			haveCondition("Ready", "False InvalidPolicy"), haveCondition("Accepted", "False InvalidPolicy"), haveCondition("Stalled", "True InvalidPolicy"),
 			WithTransform(message("Accepted"), And(
-				HavePrefix("This policy is not used, and the Services that it selects or has shaped keep their overrides. Correct spec.namespaceSelector.matchLabels[team]: "),
+				HavePrefix("This policy is not used, and the Services that it selects or has shaped retain their overrides. Correct spec.namespaceSelector.matchLabels[team]: "),
 				ContainSubstring("sh op"))),
 		))
 		Eventually(policyEvents(ctx, p)).Should(ContainElement(HavePrefix("Warning InvalidPolicy: generation 2: This policy is not used")))
@@ -38,7 +38,7 @@ var _ = Describe("A ServiceProxyPolicy that makes no sense", func() {
 			s.Overrides = v1alpha1.ServiceOverrides{IPVSScheduler: new("sh")}
 		})
 		Eventually(servicePolicy(ctx, "other")).Should(And(haveCondition("Ready", "False Progressing"),
-			WithTransform(message("Ready"), Equal("0 of 1 Services have the overrides of their policies; 1 keep their overrides because policy p is not valid"))))
+			WithTransform(message("Ready"), Equal("0 of 1 Services have the overrides of their policies; 1 retain their overrides because policy p is not valid."))))
 		c.looks(ctx, "servicepolicy", "service")
 		Expect(versions(ctx)).To(Equal(before))
 

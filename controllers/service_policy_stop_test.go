@@ -104,8 +104,8 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		p, err := servicePolicy(ctx, "p")()
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(policyEvents(ctx, p)).Should(ConsistOf(
-			fmt.Sprintf("Normal Progressing: generation 1: a change is being applied to the %d Services that the policy selects", count),
-			fmt.Sprintf("Normal Applied: generation 1: %d of %d Services have the overrides of their policies", count, count),
+			fmt.Sprintf("Normal Progressing: generation 1: a change is being applied to the %d Services that the policy selects.", count),
+			fmt.Sprintf("Normal Applied: generation 1: %d of %d Services have the overrides of their policies.", count, count),
 		))
 	})
 
@@ -121,7 +121,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		refused := refuseOne(ctx, ns, "p", "n1")
 		Eventually(servicePolicy(ctx, "p")).Should(And(
 			haveCondition("Ready", "False RolloutHalted"), haveCondition("Stalled", "True RolloutHalted"),
-			WithTransform(message("Ready"), HavePrefix("Service "+ns+"/"+refused+", as shaped by this policy: node n1 rejects it: IPv4: no space left on device. The change has halted: ")),
+			WithTransform(message("Ready"), HavePrefix("Service "+ns+"/"+refused+", as shaped by this policy: node n1 rejects it: IPv4: no space left on device. Correct the policy or fix the node; until then, ")),
 			HaveField("Status.Examples", ConsistOf(v1alpha1.ServiceExample{
 				Namespace: ns, Name: refused, Reason: "Rejected", Message: "node n1 rejects it: IPv4: no space left on device",
 			})),
@@ -192,7 +192,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		})
 		Eventually(servicePolicy(ctx, "other")).Should(haveCondition("Ready", "False Progressing"))
 		Eventually(servicePolicy(ctx, "other")).Should(WithTransform(message("Ready"), Equal(
-			"0 of 1 Services have the overrides of their policies; 1 keep their overrides because the change of policy p has halted")))
+			"0 of 1 Services have the overrides of their policies; 1 retain their overrides because the change of policy p has halted.")))
 
 		By("leaving out the Service that is rejected")
 		changeServicePolicy(ctx, "p", func(s *v1alpha1.ServiceProxyPolicySpec) {
@@ -228,7 +228,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		changed(tenant, "s-000")
 		refuse(ctx, "n1", tenant+"/s-000: IPv4: line 3 failed")
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "True Applied"), haveCondition("Stalled", "none"),
-			WithTransform(message("Ready"), Equal("Service "+tenant+"/s-000 itself has changed, and node n1 rejects it: IPv4: line 3 failed; correct the Service"))))
+			WithTransform(message("Ready"), Equal("Service "+tenant+"/s-000 itself has changed, and node n1 rejects it: IPv4: line 3 failed; correct the Service."))))
 
 		By("labels by which the policy, in the same generation, selects more")
 		for _, namespace := range []string{tenant, others} {
@@ -237,7 +237,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		}
 		Eventually(shapedIn(ctx, others, "p")).Should(ConsistOf("s-000", "s-001"))
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False Progressing"), WithTransform(message("Ready"),
-			HavePrefix("3 of 4 Services have the overrides of their policies; 1 keep their overrides because the change of policy p waits in namespace "+tenant))))
+			HavePrefix("3 of 4 Services have the overrides of their policies; 1 retain their overrides because the change of policy p waits in namespace "+tenant))))
 		Expect(shapedIn(ctx, tenant, "p")()).To(ConsistOf("s-000"))
 
 		By("another controller that finds the same")
@@ -250,7 +250,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		changed(others, "s-000")
 		refuse(ctx, "n1", tenant+"/s-000: IPv4: line 3 failed", others+"/s-000: IPv4: line 3 failed")
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False Progressing"), WithTransform(message("Ready"), SatisfyAll(
-			ContainSubstring("waits in namespace"), ContainSubstring(tenant), ContainSubstring(others)))), "their owner stops nobody else")
+			ContainSubstring("waits in namespace"), ContainSubstring(tenant), ContainSubstring(others)))), "their owner halts no other namespace")
 
 		By("no node that rejects any of them")
 		refuse(ctx, "n1")
@@ -287,7 +287,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 
 		refuse(ctx, "n1", ns+"/s-001: no room")
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False RolloutHalted"),
-			WithTransform(message("Ready"), Not(ContainSubstring("The change has halted")))), "all have it already")
+			WithTransform(message("Ready"), Not(ContainSubstring("retain their overrides")))), "all have it already")
 		Expect(k8s.Delete(ctx, node)).To(Succeed())
 		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))
 	})

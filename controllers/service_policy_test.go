@@ -168,7 +168,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, p.Name)).Should(And(
 			haveCondition("Ready", "True Applied"), haveCondition("Accepted", "True Accepted"), haveCondition("Overridden", "False NotOverridden"),
 			haveCondition("Ineffective", "False AllEffective"), haveCondition("Stalled", "none"), haveCounted("1 1 0")))
-		Eventually(policyEvents(ctx, p)).Should(ContainElement("Normal Applied: generation 1: 1 of 1 Services have the overrides of their policies"))
+		Eventually(policyEvents(ctx, p)).Should(ContainElement("Normal Applied: generation 1: 1 of 1 Services have the overrides of their policies."))
 		c.looks(ctx, "service")
 		after := versions(ctx)
 		delete(before, "service "+ns+".cart")
@@ -240,14 +240,14 @@ var _ = Describe("ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "weak")).Should(And(
 			haveCondition("Ready", "True Applied"), haveCounted("3 3 1"),
 			haveCondition("Overridden", "True Overridden"),
-			WithTransform(message("Overridden"), Equal("spec.overrides.nodePorts is set by policy strong (priority 10) for 3 Services such as "+ns+"/a")),
+			WithTransform(message("Overridden"), Equal("spec.overrides.nodePorts is set by policy strong (priority 10) for 3 Services such as "+ns+"/a.")),
 			haveCondition("Ineffective", "True Ineffective"),
-			WithTransform(message("Ineffective"), HavePrefix("for Service "+ns+"/lb, spec.overrides.externalTrafficPolicy Local is not for a Service of type LoadBalancer without healthCheckNodePort")),
+			WithTransform(message("Ineffective"), HavePrefix("Service "+ns+"/lb: spec.overrides.externalTrafficPolicy Local cannot apply to a Service of type LoadBalancer without healthCheckNodePort")),
 		))
 		p, err := servicePolicy(ctx, "weak")()
 		Expect(err).NotTo(HaveOccurred())
 		Expect(p.Status.Examples).To(ConsistOf(And(HaveField("Name", "lb"), HaveField("Namespace", ns), HaveField("Reason", "Ineffective"),
-			HaveField("Message", HavePrefix("externalTrafficPolicy Local is not for a Service of type LoadBalancer")))))
+			HaveField("Message", HavePrefix("externalTrafficPolicy Local cannot apply to a Service of type LoadBalancer")))))
 		Eventually(servicePolicy(ctx, "strong")).Should(And(haveCounted("3 3 0"), haveCondition("Overridden", "False NotOverridden"), haveCondition("Ineffective", "False AllEffective")))
 
 		By("exchanging them")

@@ -12,10 +12,12 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/addresses"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agents"
 	"github.com/nodeproxy-io/nodeproxy/controllers/apiservers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/clusterobjects"
@@ -34,6 +36,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/services"
 	"github.com/nodeproxy-io/nodeproxy/controllers/startuptaint"
 	"github.com/nodeproxy-io/nodeproxy/controllers/summary"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
 // Options are what the reconcilers need beside the manager.
@@ -45,15 +48,9 @@ type Options struct {
 	// Namespace is that of the agents' Leases, of their DaemonSet and of the
 	// addresses of the API servers; required.
 	Namespace string
-	// AgentImage is the agents' image unless NodeProxy names one. Empty: it must.
-	AgentImage string
-	// ExposeAgentMetrics has the agents that the controller runs serve /metrics on
-	// every address of their node, not only on 127.0.0.1.
-	ExposeAgentMetrics bool
-	// ShareProxyPorts has the pods of these agents not reserve the ports that
-	// kube-proxy uses as well.
-	ShareProxyPorts bool
-	// ManageClusterObjects has the controller maintain the admission policies and the
+	// Agents are how the controller runs the agents, in Namespace.
+	Agents agentdeploy.Options
+	// ManageClusterObjects: the controller maintains the admission policies and the
 	// labels of its namespace. It needs more permissions than the manifests grant.
 	ManageClusterObjects bool
 	// APIServerProbe checks whether an API server answers. Nil: a real one, with the
@@ -64,7 +61,7 @@ type Options struct {
 	// APIServers are URLs of API servers that the program was started with. No Service
 	// gets their addresses.
 	APIServers []string
-	// Leadership says when this process may write. Nil: always.
+	// Leadership decides when this process may write. Nil: always.
 	Leadership leader.Leadership
 	// FormatVersions are the versions of the rendered objects' format that can be
 	// written. Default: those that this release knows.
@@ -74,7 +71,6 @@ type Options struct {
 	Concurrency int
 }
 
-// complete sets defaults.
 func (o *Options) complete() {
 	if o.Concurrency <= 0 {
 		o.Concurrency = 4
@@ -85,9 +81,10 @@ func (o *Options) complete() {
 	if len(o.FormatVersions) == 0 {
 		o.FormatVersions = v1alpha1.FormatVersions()
 	}
+	o.Agents.Namespace = o.Namespace
 }
 
-// The program itself looks up its namespace.
+// The program itself reads its namespace.
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
 
 // SetupWithManager adds indexes and reconcilers to a manager, whose scheme must
@@ -108,20 +105,60 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		"reconciler of Services":             s.setupServices(),
 		"reconciler of Nodes":                s.setupNodes(),
 		"reconciler of the format":           s.setupFormats(),
-		"reconciler of rollouts":             s.setupRollouts(),
 		"reconciler of NodeProxy's status":   s.setupSummary(),
-		"reconciler of the agents":           s.setupAgents(),
 		"reconciler of API server addresses": s.setupAPIServers(),
-		"removal reconciler":                 s.setupRemoval(),
-		"reconciler of ServiceProxyPolicies": s.setupServicePolicies(),
-		"startup taint reconciler":           s.setupStartupTaint(),
 		"reconciler of cluster objects":      s.setupClusterObjects(),
+		"reconciler of rollouts": (&rollouts.Reconciler{
+			Client: s.client, Clock: s.Clock, Metrics: m, Findings: s.findings, Events: s.events,
+		}).Setup(s.with(1, s.wakers.rollout)), // one worker: each decision is about all nodes
+		"reconciler of ServiceProxyPolicies": (&servicepolicies.Reconciler{
+			Client: s.client, Events: s.events, Clock: s.Clock, Metrics: m, Overrides: s.overrides, Resume: s.wakers.retaining.wake,
+		}).Setup(s.with(1, s.wakers.servicePolicies)),
+		"reconciler of the agents": (&agents.Reconciler{
+			Client: s.client, Findings: s.findings, Applier: s.applier(), Agents: s.Agents,
+		}).Setup(s.with(1, s.wakers.agents)),
+		"removal reconciler": (&removal.Reconciler{
+			Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock, Metrics: m, Namespace: s.Namespace,
+		}).Setup(s.with(1, nil)),
+		"startup taint reconciler": (&startuptaint.Reconciler{
+			Client: s.client, Live: s.live, Metrics: m, Namespace: s.Namespace,
+		}).Setup(s.with(s.Concurrency, nil)),
 	} {
 		if err != nil {
 			return fmt.Errorf("set up the %s: %w", what, err)
 		}
 	}
 	return nil
+}
+
+// waker triggers a reconciler although no object has changed.
+type waker chan event.GenericEvent
+
+// wake triggers it, unless a trigger is pending: everything is computed afresh each time.
+func (w waker) wake() {
+	select {
+	case w <- event.GenericEvent{Object: &v1alpha1.NodeProxy{}}:
+	default:
+	}
+}
+
+// wakers trigger the reconcilers: each when this controller begins to lead.
+type wakers struct {
+	summary, services, nodes, rollout, agents, apiServers, servicePolicies, clusterObjects waker
+	// retaining is for Services that retain their overrides; a new term reconciles all Services
+	// anyway.
+	retaining waker
+}
+
+func newWakers() wakers {
+	one := func() waker { return make(waker, 1) }
+	return wakers{one(), one(), one(), one(), one(), one(), one(), one(), one()}
+}
+
+func (w wakers) wakeAll() {
+	for _, one := range []waker{w.summary, w.services, w.nodes, w.rollout, w.agents, w.apiServers, w.servicePolicies, w.clusterObjects} {
+		one.wake()
+	}
 }
 
 // shared is what the reconcilers have in common while they are set up.
@@ -154,7 +191,7 @@ func newShared(mgr ctrl.Manager, o Options, m *metrics.Metrics) *shared {
 	return s
 }
 
-// eventLost has a problem reported again, the event of which was lost, as soon as it is found again.
+// eventLost ensures that a problem is reported again, whose event was lost, once it is found again.
 func (s *shared) eventLost(series events.Series) {
 	if series.About.Kind != "Service" {
 		return // a transition, which does not recur
@@ -185,16 +222,16 @@ func (s *shared) lead(leading bool) {
 }
 
 func (s *shared) setupServices() error {
-	ranges := addresses.NewRangeWatcher(s.mgr.GetCache(), s.live, s.mgr.GetCache(), s.Clock)
+	ranges := addresses.NewRangeWatcher(s.mgr.GetCache(), s.live, s.Clock)
 	if err := s.mgr.Add(ranges); err != nil {
 		return err
 	}
 	r := &services.Reconciler{
 		Leadership: s.Leadership, Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock,
 		Metrics: s.metrics, Memory: s.memory, Formats: s.formats, Overrides: s.overrides,
-		Surroundings: &addresses.Surroundings{Client: s.client, Ranges: ranges, APIServers: s.APIServers},
+		Ranges: ranges.Request, APIServers: s.APIServers,
 	}
-	return r.Setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services, s.wakers.keptServices, ranges.Changed)
+	return r.Setup(s.mgr, controllerOptions(s.Concurrency), s.wakers.services, s.wakers.retaining, ranges.Changed)
 }
 
 func (s *shared) setupNodes() error {
@@ -212,45 +249,20 @@ func (s *shared) setupFormats() error {
 	return r.Setup(s.mgr, controllerOptions(1))
 }
 
-// setupRollouts adds the reconciler that gives changed settings to nodes. Each decision is about
-// all nodes, so it has one worker.
-func (s *shared) setupRollouts() error {
-	r := &rollouts.Reconciler{
-		Leadership: s.Leadership, Client: s.client, Clock: s.Clock, Metrics: s.metrics, Findings: s.findings, Events: s.events,
-	}
-	return r.Setup(s.mgr, controllerOptions(1), s.wakers.rollout)
-}
-
 // setupSummary adds what monitors the agents, and writes the status of NodeProxy.
 func (s *shared) setupSummary() error {
 	agents := liveness.New(liveness.Interval, s.Namespace)
 	r := &summary.Reconciler{
-		Leadership: s.Leadership, Client: s.client, Clock: s.Clock, Metrics: s.metrics, Services: s.memory,
-		Liveness: agents, Findings: s.findings, Events: s.events, Version: s.Version, Namespace: s.Namespace,
+		Client: s.client, Clock: s.Clock, Metrics: s.metrics, Services: s.memory, Liveness: agents,
+		Findings: s.findings, Events: s.events, Version: s.Version, Namespace: s.Namespace,
 	}
-	if err := r.Setup(s.mgr, controllerOptions(1), s.wakers.summary); err != nil {
+	if err := r.Setup(s.with(1, s.wakers.summary)); err != nil {
 		return err
 	}
 	return s.mgr.Add(&liveness.Watcher{
 		Leadership: s.Leadership, Client: s.client, Live: s.live, Clock: s.Clock, Metrics: s.metrics,
 		Liveness: agents, Changed: s.wakers.summary.wake,
 	})
-}
-
-func (s *shared) setupServicePolicies() error {
-	r := &servicepolicies.Reconciler{
-		Leadership: s.Leadership, Client: s.client, Events: s.events, Clock: s.Clock, Metrics: s.metrics,
-		Overrides: s.overrides, Resume: s.wakers.keptServices.wake,
-	}
-	return r.Setup(s.mgr, controllerOptions(1), s.wakers.servicePolicies)
-}
-
-func (s *shared) setupAgents() error {
-	r := &agents.Reconciler{
-		Leadership: s.Leadership, Client: s.client, Clock: s.Clock, Metrics: s.metrics, Findings: s.findings,
-		Namespace: s.Namespace, Image: s.AgentImage, ExposeMetrics: s.ExposeAgentMetrics, ShareProxyPorts: s.ShareProxyPorts,
-	}
-	return r.Setup(s.mgr, controllerOptions(1), s.wakers.agents)
 }
 
 func (s *shared) setupAPIServers() error {
@@ -268,30 +280,21 @@ func (s *shared) setupAPIServers() error {
 	return r.Setup(s.mgr, controllerOptions(1), s.wakers.apiServers)
 }
 
-func (s *shared) setupRemoval() error {
-	r := &removal.Reconciler{
-		Leadership: s.Leadership, Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock,
-		Metrics: s.metrics, Namespace: s.Namespace,
-	}
-	return r.Setup(s.mgr, controllerOptions(1))
-}
-
-func (s *shared) setupStartupTaint() error {
-	r := &startuptaint.Reconciler{
-		Leadership: s.Leadership, Client: s.client, Live: s.live, Metrics: s.metrics, Namespace: s.Namespace,
-	}
-	return r.Setup(s.mgr, controllerOptions(s.Concurrency))
-}
-
 func (s *shared) setupClusterObjects() error {
 	if !s.ManageClusterObjects {
 		return nil
 	}
-	r := &clusterobjects.Reconciler{
-		Leadership: s.Leadership, Client: s.client, Events: s.events, Clock: s.Clock, Metrics: s.metrics,
-		Namespace: s.Namespace,
-	}
-	return r.Setup(s.mgr, controllerOptions(1), s.wakers.clusterObjects, s.wakers.clusterObjects.wake)
+	r := &clusterobjects.Reconciler{Client: s.client, Events: s.events, Applier: s.applier(), Namespace: s.Namespace}
+	return r.Setup(s.with(1, s.wakers.clusterObjects), s.wakers.clusterObjects.wake)
+}
+
+// with sets up a reconciler with a number of workers and, unless it is nil, a waker.
+func (s *shared) with(workers int, wake waker) watches.Setup {
+	return watches.Setup{Manager: s.mgr, Options: controllerOptions(workers), Leadership: s.Leadership, Wake: wake}
+}
+
+func (s *shared) applier() *objects.Applier {
+	return &objects.Applier{Clock: s.Clock, Metrics: s.metrics}
 }
 
 // controllerOptions retries at most 30 s apart, to notice the end of an outage soon.

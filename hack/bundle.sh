@@ -2,12 +2,11 @@
 # Writes the OLM bundle, bundle/ and bundle.Dockerfile, from config. Variables:
 #
 #   RELEASE           the version, as in 0.1.0
-#   CHANNEL           the channel of the catalog that it is for
-#   CONTROLLER_IMAGE  the images; for a release by their digests, as in
+#   CHANNEL           the channel of the catalog
+#   CONTROLLER_IMAGE  the images; for a release by digest, as in
 #   AGENT_IMAGE       registry.example.com/infra/nodeproxy-agent@sha256:...
-#   REPLACES          the version that it replaces, for catalogs that ask bundles
-#                     for it; without it the catalog alone says that
-#   BUNDLE_OUTPUT     another directory to write to
+#   REPLACES          the replaced version, for catalogs that read it from the bundle
+#   BUNDLE_OUTPUT     another output directory
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

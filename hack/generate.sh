@@ -9,8 +9,7 @@ go tool controller-gen \
 	paths=./api/... \
 	output:crd:dir=config/crd/bases
 
-# The controller and the agents have roles of their own, from the markers of
-# their own packages.
+# Separate roles for the controller and the agents, from the markers of their packages.
 go tool controller-gen \
 	rbac:roleName=nodeproxy-controller,fileName=controller_role.yaml \
 	paths="./controllers/...;./cmd/nodeproxy-controller/..." \

@@ -1,20 +1,19 @@
 #!/usr/bin/env bash
 # Writes the container images as docker-archives, without a container engine:
 # dist/images/nodeproxy-controller.tar and dist/images/nodeproxy-agent.tar. Beside
-# each, NAME.cdx.json lists what is in it (CycloneDX).
+# each, NAME.cdx.json is its SBOM (CycloneDX).
 #
-#   IMAGE_REGISTRY  what their names begin with (nodeproxy.io)
+#   IMAGE_REGISTRY  the prefix of their names (default nodeproxy.io)
 #   VERSION         their tag, and the version that the programs report
-#   GOARCH          the processor that they are for (this machine's)
-#   OUT             the directory that they are written to (dist/images)
-#   DEBIAN_MIRROR   where the packages come from: a URL, a line of sources.list or a
-#                   file of such lines
-#   REFRESH=1       pins the versions that Debian has now in
-#                   hack/images/packages.ARCHITECTURE.lock, which is to be committed
+#   GOARCH          the architecture (default: this machine's)
+#   OUT             the output directory (default dist/images)
+#   DEBIAN_MIRROR   the source of packages: a URL, a line of sources.list, or a file of
+#                   such lines
+#   REFRESH=1       pins Debian's current versions in
+#                   hack/images/packages.ARCHITECTURE.lock; commit that file
 #   STALE_PACKAGES=warn
-#                   replaces pinned versions that the mirror no longer has by its
-#                   current ones, with a warning. That is for tests: without it they
-#                   are an error
+#                   for tests: replaces pinned versions that the mirror no longer has
+#                   by current ones, with a warning instead of an error
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
@@ -28,8 +27,8 @@ out=${OUT:-dist/images}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/nodeproxy/images
 mkdir -p "$out"
 
-# debian_root prints the directory with the root file system of the agent's image. It is
-# kept in the user's cache directory until the packages' list, lock or mirror changes.
+# debian_root prints the directory with the root file system of the agent's image. It stays
+# in the user's cache directory until the package list, lock or mirror changes.
 debian_root() {
 	local directory temp=
 	if [[ -n ${REFRESH:-} ]]; then
@@ -44,11 +43,11 @@ debian_root() {
 			rm -rf "$directory"
 		fi
 		mv "$temp/root.notes" "$directory.notes"
-		# If another process has made it meanwhile, theirs is as good.
+		# Another process may have created it meanwhile: it is identical.
 		mv -T "$temp/root" "$directory" 2>/dev/null || [[ -d $directory ]]
 		rm -rf "$temp"
 	elif [[ -n $(find "$directory" -maxdepth 0 -mtime +7) ]]; then
-		echo "NOTE: Debian was last asked for newer packages on $(date -r "$directory" +%F); make images REFRESH=1 asks and pins them." >&2
+		echo "NOTE: the last check for newer Debian packages was on $(date -r "$directory" +%F); make images REFRESH=1 checks and pins them." >&2
 	fi
 	cat "$directory.notes" >&2
 	echo "$directory"
@@ -66,19 +65,18 @@ new_root() {
 	echo "$temp"
 }
 
-# usable DIRECTORY reports whether it has what is asked for: the pinned versions, unless
-# others will do.
+# usable DIRECTORY reports whether it has the pinned versions, unless others are accepted.
 usable() {
 	[[ -d $1 && -f $1.notes ]] && { [[ ${STALE_PACKAGES:-} == warn ]] || ! grep -q '^WARNING' "$1.notes"; }
 }
 
-# image writes one: image NAME DESCRIPTION FLAGS...
+# image writes an image: image NAME DESCRIPTION FLAGS...
 image() {
 	local name=$1 description=$2
 	shift 2
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$version" \
 		-o "$programs/$name" "./cmd/$name"
-	rm -f "$out/$name.cdx.json" # of an archive that is about to be replaced
+	rm -f "$out/$name.cdx.json" # the old archive's
 	"$programs/images" -archive "$out/$name.tar" -name "$registry/$name:$version" \
 		-program "$programs/$name" -architecture "$architecture" \
 		-title "$name" -description "$description" \

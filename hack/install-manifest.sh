@@ -2,11 +2,11 @@
 # Writes dist/install.yaml: config/default with the images of one version. Variables:
 #
 #   VERSION          the tag of both images
-#   IMAGE_REGISTRY   what their names begin with, such as registry.example.com/infra
-#   API_SERVERS      URLs of the API servers, separated by spaces, for a cluster on
-#                    without a proxy; if empty, the manifest names none
+#   IMAGE_REGISTRY   the prefix of their names, such as registry.example.com/infra
+#   API_SERVERS      URLs of the API servers, separated by spaces, for a cluster without a
+#                    proxy; if empty, the manifest names none
 #   COMPONENTS       directories of config to add: prometheus, single-node
-#   MANIFEST_OUTPUT  another file to write
+#   MANIFEST_OUTPUT  another output file
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

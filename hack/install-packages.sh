@@ -4,8 +4,8 @@
 # programs are an error only for root, because other users skip these tests.
 #
 # The argument real-nodes adds what clusters with real kubelets use
-# (test/cluster/kubelets): containerd, runc and the CNI plugins. Other arguments name the
-# only programs to look for.
+# (test/cluster/kubelets): containerd, runc and the CNI plugins. Other arguments limit the
+# search to the named programs.
 set -euo pipefail
 
 export PATH="$PATH:/usr/sbin:/sbin"
@@ -39,7 +39,7 @@ done <<-END
 	nft nftables
 END
 
-# promtool is taken out of its package, because installing that would start a
+# promtool is extracted from its package, because installing the package would start a
 # Prometheus server.
 unpack=()
 if [[ $# -eq 0 ]] && ! command -v promtool >/dev/null; then
@@ -47,8 +47,8 @@ if [[ $# -eq 0 ]] && ! command -v promtool >/dev/null; then
 	unpack=(prometheus)
 fi
 
-# Likewise these three, whose installation would start a containerd for the whole
-# machine: their files go to a directory of their own.
+# Likewise these three, whose packages would start a containerd for the whole machine. Their
+# files go to a separate directory.
 containers=/usr/local/lib/nodeproxy-test
 containers_in=()
 if [[ -n $real_nodes ]]; then
@@ -66,16 +66,16 @@ if [[ ${#missing[@]} -eq 0 ]]; then
 fi
 echo "Not found: ${missing[*]}."
 if [[ $(id -u) -ne 0 ]]; then
-	echo "Tests that use them need root anyhow and are left out."
+	echo "Tests that use them need root and are skipped."
 	exit 0
 fi
 if ! command -v apt-get >/dev/null; then
-	echo "Install them with this system's package manager; in Debian they are in: ${packages[*]} ${unpack[*]}." >&2
+	echo "Install them with this system's package manager; the Debian packages are: ${packages[*]} ${unpack[*]}." >&2
 	exit 1
 fi
-echo "Running apt-get update and getting ${packages[*]} ${unpack[*]}; this takes less than a minute."
+echo "Running apt-get update and installing ${packages[*]} ${unpack[*]}; this takes less than a minute."
 export DEBIAN_FRONTEND=noninteractive
-# install_all is run as a condition, where set -e does not hold.
+# install_all runs as a condition, where set -e has no effect.
 install_all() {
 	apt-get update || return
 	if [[ ${#packages[@]} -gt 0 ]]; then
@@ -97,6 +97,6 @@ trap 'rm -rf "$temp"' EXIT
 log=$temp/log
 if ! install_all >"$log" 2>&1; then
 	cat "$log" >&2
-	echo "apt-get failed; get these packages by hand: ${packages[*]} ${unpack[*]}." >&2
+	echo "apt-get failed; install these packages by hand: ${packages[*]} ${unpack[*]}." >&2
 	exit 1
 fi

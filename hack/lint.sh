@@ -7,7 +7,7 @@ root=$PWD
 
 status=0
 go run ./hack/language || status=1
-# The images' program is a module of its own.
+# The images' program is a separate module.
 for module in . hack/images; do
 	(cd "$module" && "$root/hack/tool.sh" golangci-lint run --allow-parallel-runners "$@" ./...) || status=1
 done

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Plants what a run of tests must not forgive, and fails itself unless the run then fails for
-# that reason: one lost connection in each suite with a steady load, which nothing may repeat;
-# and, in a copy of this tree, flaky, vanishing and skipped tests, tests that prove too little,
-# and a machine without clusters. As root.
+# Plants faults that must fail a run of tests, and fails unless the run fails for that reason:
+# a lost connection in each suite with a steady load, which must not be retried; and, in a
+# copy of this tree, flaky, vanishing and skipped tests, tests that prove too little, and a
+# machine without clusters. Needs root.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,11 +17,11 @@ planted() {
 	local name=$1 line=$2 never=$3 kind=$4 problem=
 	shift 4
 	if env "$@" hack/test.sh "$kind" >"$temp/log" 2>&1; then
-		problem="was forgiven"
+		problem="did not fail the run"
 	elif ! grep -qE -- "$line" "$temp/log"; then
-		problem="is not why the run failed"
+		problem="did not cause the failure"
 	elif grep -qE -- "$never" "$temp/log"; then
-		problem="was given a second chance"
+		problem="was retried"
 	fi
 	conclude "$name" "$problem"
 }
@@ -30,7 +30,7 @@ conclude() {
 	local name=$1 problem=$2
 	if [[ -n $problem ]]; then
 		cat "$temp/log"
-		echo "hack/plant.sh: $name: what was planted $problem; the output of the run is above" >&2
+		echo "hack/plant.sh: $name: the planted fault $problem; the output of the run is above" >&2
 		status=1
 		return
 	fi

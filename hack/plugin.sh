@@ -16,7 +16,7 @@ mapfile -t PLATFORMS <hack/plugin/platforms # make verify compiles for them, too
 
 semver='^v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$'
 if [[ ! $VERSION =~ $semver ]]; then
-	echo "hack/plugin.sh: VERSION is \"$VERSION\": krew takes versions such as v0.1.0 only, so its manifest is for a release" >&2
+	echo "hack/plugin.sh: VERSION is \"$VERSION\": krew accepts only versions such as v0.1.0, so its manifest needs a release" >&2
 fi
 
 mkdir -p "$PLUGIN_OUTPUT"
@@ -69,4 +69,4 @@ spec:
 $platforms
 END
 sed -i '$ d' "$PLUGIN_OUTPUT/nodeproxy.yaml"
-echo "$PLUGIN_OUTPUT holds the archives, their SBOMs and nodeproxy.yaml."
+echo "$PLUGIN_OUTPUT has the archives, their SBOMs and nodeproxy.yaml."

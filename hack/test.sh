@@ -2,48 +2,48 @@
 # Runs tests: hack/test.sh [quick|all|long|unit|api|kernel|parity|ipvs|faults|e2e|images|race|demo|speed|tenants|fuzz|soak|oldest|raced-faults]
 #
 #   quick   what a newcomer runs: unit, api, kernel without whole nodes, and the demo
-#   all     what gates a change: all below but the last four; with the race detector where the tests
-#           run in one process
-#   long    what all leaves out, before a release: see run_long
+#   all     what gates a change: everything below except the last four, with the race detector for
+#           tests that run in one process
+#   long    what a release needs besides: see run_long
 #
 #   unit    packages whose tests need neither an API server nor root
 #   api     packages whose tests start a real API server
 #   kernel  packages whose tests program the real kernel
-#   parity  the rules of kube-proxy and of nodeproxy-agent side by side; docs/parity.md
-#           lists the variables
-#   ipvs    mode IPVS with a real API server and connections, and side by side with
-#           kube-proxy's; in User-mode Linux if this kernel has no IPVS
+#   parity  the rules of kube-proxy and nodeproxy-agent compared; see test/parity/doc.go for
+#           variables
+#   ipvs    mode IPVS with a real API server and connections, and compared with kube-proxy's; in
+#           User-mode Linux if this kernel has no IPVS
 #   faults  faults under load; docs/faults.md lists the variables
 #   e2e     nodeproxy on real clusters, from its installation to its removal
-#   images  the container images, written twice, and what runs from them
-#   race    what runs in one process of unit, api and kernel, with the race detector
+#   images  the container images, written twice, and their programs
+#   race    tests of unit, api and kernel that run in one process, with the race detector
 #   demo    make demo
-#   speed   how long users wait: nothing may take five times as long as it typically does
-#   tenants one tenant attacks the proxy of all, beside a second tenant whom it must not harm
+#   speed   how long users wait: at most five times as long as typical
+#   tenants one tenant attacks and must not harm another
 #   fuzz    each fuzz target for FUZZTIME (30s)
-#   soak    change after change for SOAK (10m), under load
+#   soak    continuous changes for SOAK (10m), under load
 #   oldest  the API, the manifests and the demo on the oldest supported Kubernetes
 #   raced-faults
 #           the faults, with an agent and a controller that report data races
 #
-# The test files of a package decide where it belongs: they name envtest or
-# KUBEBUILDER_ASSETS (api), or ask for root or import test/cluster (kernel).
+# A package's test files decide its suite: they use envtest or KUBEBUILDER_ASSETS (api), or ask
+# for root or import test/cluster (kernel).
 # TESTFLAGS is passed to go test, as in TESTFLAGS='-run TestPlan'.
 #
-# Tests that wait for other processes can time out on a busy machine. One that fails is
-# repeated once, by itself, and reported as RETRIED if it then passes; RETRY=0 repeats
-# nothing. Never repeated: units, all of quick and api, tests with the race detector, panics,
-# data races, and lost connections. More than two retried tests fail the run. As root, so does
-# a skipped test that is not listed in hack/testreport/skips.
+# Tests that wait for other processes can time out on a busy machine. A failed test is repeated
+# once, alone, and reported as RETRIED if it then passes; RETRY=0 disables this. Never repeated:
+# units, quick, api, tests with the race detector, panics, data races, and lost connections. More
+# than two retried tests fail the run. As root, so does a skipped test that is not in
+# hack/testreport/skips.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export PATH="$PATH:/usr/sbin:/sbin"
 export GINKGO_NO_COLOR=1
-# As make does: what is compiled is shared with programs, vet and lint, in all clones.
+# As in the Makefile: programs, vet and lint share what is compiled, in all clones.
 [[ ${GOFLAGS:-} == *-trimpath* ]] || export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath -buildvcs=false"
 export CGO_ENABLED=${CGO_ENABLED:-0}
-# An update of Debian must not fail a change of something else: hack/images.sh.
+# A Debian update must not fail an unrelated change: hack/images.sh.
 export STALE_PACKAGES=${STALE_PACKAGES-warn}
 
 what=${1:-quick}
@@ -74,7 +74,7 @@ not_matching() { grep -vE "/nodeproxy/($1)(/|$)" || true; }
 
 api=$(packages_with 'controller-runtime/pkg/envtest"|KUBEBUILDER_ASSETS')
 parity=$(go list ./test/parity)
-# Two run at a time: the one that takes longest comes first.
+# Two run at a time, the longest first.
 ipvs=$(go list ./test/ipvs/parity ./test/ipvs/...)
 faults=$(go list ./test/faults)
 e2e=$(go list ./test/e2e)
@@ -85,8 +85,8 @@ suites=$(printf '%s\n' "$parity" "$ipvs" "$faults" "$e2e" "$speed" "$tenants" "$
 kernel=$(packages_with 'os\.Geteuid\(\)|needs root|nodeproxy/test/cluster"' | without "$api" | without "$suites")
 unit=$(packages_with '' | without "$api" | without "$kernel" | without "$suites")
 
-# The packages whose tests run in one process, in which the race detector sees them.
-# The other packages of test/ start programs, or read files.
+# The packages whose tests run in one process, where the race detector works. The other
+# packages of test/ start programs or read files.
 raced='api|agent|cmd|controllers|hack|test/lifecycle|test/rollouts/simulated'
 
 temp=$(mktemp -d)
@@ -105,12 +105,12 @@ retry=()
 if [[ ${RETRY:-1} != 0 && $what != api ]]; then # Ginkgo would run its specs in another order
 	retry=(-again)
 fi
-# A repeated test meets the same random numbers.
+# A repeated test gets the same random numbers.
 export FAULTS_SEED=${FAULTS_SEED:-$((RANDOM + 1))} SIMULATED_SEED=${SIMULATED_SEED:-$((RANDOM + 1))}
 export PARITY_SEED=${PARITY_SEED:-$((RANDOM + 1000))} IPVS_PARITY_SEED=${IPVS_PARITY_SEED:-$((RANDOM + 1000))}
 export NODEPROXY_SEED=${NODEPROXY_SEED:-$((RANDOM + 1))} # of models beside the kernel
 
-# envtest's own 20 s are few for several API servers beside a race detector.
+# envtest's own 20 s are too short for several API servers beside a race detector.
 export KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=2m KUBEBUILDER_CONTROLPLANE_STOP_TIMEOUT=1m
 
 # report FLAGS... runs go test without its cache, which does not notice changes of the
@@ -124,8 +124,7 @@ run_program() {
 	"$temp/testreport" command -records "$temp/records" "$name" -- "$@" || status=1
 }
 
-# build_programs builds once what suites start: nodeproxy's programs and those of local
-# clusters.
+# build_programs builds the programs of nodeproxy and of local clusters, once for all suites.
 build_programs() {
 	if [[ -z ${NODEPROXY_PROGRAMS:-} ]]; then
 		export NODEPROXY_PROGRAMS=$temp/programs
@@ -148,10 +147,10 @@ run() {
 	report "$@" -count 1 ${TESTFLAGS:-} -- $packages
 }
 
-# aside STAGE... runs stages in the background; together waits for them and prints what they
-# said.
+# aside STAGE... runs stages in the background; together waits for them and prints their
+# output.
 aside() {
-	# Its own trap would remove what the others still use.
+	# A trap of its own would remove files that the others still use.
 	(
 		trap - EXIT
 		"$@"
@@ -191,38 +190,37 @@ run_race() {
 	run "against a real API server, with the race detector" "$(matching "$raced" <<<"$api")" -- -race -p 2 -timeout 30m
 }
 
-# Tests of nodes wait more than they work: several run side by side.
+# Tests of nodes mostly wait, so several run in parallel.
 run_kernel() { run "on the real kernel" "$kernel" "${retry[@]}" -- -p 2 -timeout 30m -parallel 3; }
 
 run_parity() { run "side by side with kube-proxy" "$parity" "${retry[@]}" -- -timeout 60m; }
 
-# Each package has a kernel of its own, with one processor and up to 4 GiB of memory.
+# Each package has its own kernel, with one processor and up to 4 GiB of memory.
 run_ipvs() { run "mode IPVS" "$ipvs" "${retry[@]}" -- -p "${1:-2}" -timeout 30m; }
 
 # slow_user_mode_linux reports whether mode IPVS would be tested in User-mode Linux on a
 # processor that isolates page tables without PCID. There each system call in that kernel
-# flushes the TLB twice, and a control plane takes more than five minutes to start: timeouts,
-# not tests, would decide.
+# flushes the TLB twice, and a control plane takes more than five minutes to start: tests would
+# only time out.
 slow_user_mode_linux() {
 	[[ ! -e /proc/net/ip_vs ]] && ! modprobe --quiet ip_vs && ! grep -qw pcid /proc/cpuinfo &&
 		grep -q PTI /sys/devices/system/cpu/vulnerabilities/meltdown
 }
 
-# Faults take long and need little of the machine: several run side by side. One
-# fault fails by itself, so it is repeated by itself.
+# Faults mostly wait, so several run in parallel. Each fails, and is repeated, alone.
 run_faults() { run "faults" "$faults" "${retry[@]}" -subtests -- -timeout 30m -parallel 5; }
 
-# Each test has a cluster of its own, and waits more than it works.
+# Each test has its own cluster and mostly waits.
 run_e2e() { run "on real clusters" "$e2e" "${retry[@]}" -- -timeout 30m -parallel 3; }
 
-# The images are a module of their own, see hack/images/go.mod.
+# The images' program is a separate module: hack/images/go.mod.
 run_images() {
 	echo
 	echo "== container images"
 	report -C hack/images -- -count 1 -- ./...
 }
 
-# run_demo runs what a user sees first.
+# run_demo runs what new users run first.
 run_demo() {
 	if [[ $(id -u) -ne 0 ]]; then
 		echo "make demo: skipped, because it needs root"
@@ -258,10 +256,10 @@ run_fuzz() {
 	done
 }
 
-# A lost connection or grown memory is no matter of patience: nothing is repeated.
+# Nothing is repeated: a lost connection or grown memory is never a timeout.
 run_soak() { run "soak" "$soak" -- -timeout 24h; }
 
-# run_oldest asks whether the oldest API server takes and serves what we install.
+# run_oldest checks that the oldest API server accepts and serves what we install.
 run_oldest() {
 	local -x NODEPROXY_KUBERNETES=oldest KUBEBUILDER_ASSETS=
 	need_api
@@ -284,7 +282,7 @@ run_all() {
 		not_run="test/ipvs, test/ipvs/parity: this processor has no PCID, so User-mode Linux is too slow for them; run make test-ipvs on one that has"
 		ipvs=$(grep -vE '/test/ipvs(/parity)?$' <<<"$ipvs")
 	fi
-	# One processor for User-mode Linux, the other one for what mostly waits. Nothing runs
+	# One processor is for User-mode Linux, the other for suites that mostly wait. Nothing runs
 	# beside faults: some must be repaired within seconds.
 	aside run_ipvs 1
 	run_kernel
@@ -305,8 +303,7 @@ run_quick() {
 	run_demo
 }
 
-# run_long is what test-all leaves out. The speed of the benchmarks is that of a machine
-# with nothing else to do.
+# run_long runs what test-all leaves out. Benchmarks need an otherwise idle machine.
 run_long() {
 	need_api
 	run_program "make bench" make --no-print-directory bench AGAINST=test/bench/ratios.json
@@ -322,8 +319,8 @@ run_long() {
 }
 
 # run_raced_faults runs the faults with an agent and a controller that report data races,
-# which test/cluster finds in their logs. Two faults have programs of their own, without:
-# clock-jumped and conntrack-full.
+# which test/cluster finds in their logs. clock-jumped and conntrack-full use other programs,
+# without race detector.
 run_raced_faults() {
 	local programs=$NODEPROXY_PROGRAMS
 	export NODEPROXY_PROGRAMS=$temp/raced
@@ -356,8 +353,8 @@ skips=(-skips hack/testreport/skips)
 if [[ $(id -u) -ne 0 ]]; then
 	skips=()
 fi
-# The last line is the CPU time of all processes that this script waited for, as in
-# "2m52.193s 1m17.500s". A subshell would report its own.
+# times prints the CPU time of all processes that this script waited for in its last line, as
+# in "2m52.193s 1m17.500s"; a subshell would print its own.
 times >"$temp/times"
 cpu=$(tail -n 1 "$temp/times")
 "$temp/testreport" close -records "$temp/records" "${skips[@]}" -wall "${SECONDS}s" -user "${cpu%% *}" -system "${cpu##* }" || status=1

@@ -12,7 +12,7 @@ name=$1
 shift
 module=$root/hack/tools/$name
 package=$(awk '$1 == "tool" { print $2 }' "$module/go.mod")
-# The module of the tool is the longest one that its package begins with.
+# The tool's module is the one with the longest prefix of its package's path.
 version=$(awk -v package="$package" '
 	{ path = $1 == "require" ? $2 : $1; found = $1 == "require" ? $3 : $2 }
 	found ~ /^v/ && index(package "/", path "/") == 1 && length(path) > longest { longest = length(path); version = found }
@@ -21,7 +21,7 @@ key=$(cat "$module/go.mod" "$module/go.sum" <(go env GOVERSION GOOS GOARCH) | sh
 directory=${XDG_CACHE_HOME:-$HOME/.cache}/nodeproxy/bin/$name-$version-$key
 
 if [[ ! -x $directory/$name ]]; then
-	echo "Building $name $version from its Go module; the first time this takes up to 4 minutes on two cores. Kept in $directory for next time." >&2
+	echo "Building $name $version from its Go module into $directory; this takes up to 4 minutes on two cores, once." >&2
 	mkdir -p "$directory"
 	temp=$(mktemp -d "$directory/.build-XXXXXX")
 	trap 'rm -rf "$temp"' EXIT

@@ -17,21 +17,21 @@ failed=0
 echo "Generated files ..."
 generated >"$temp/before"
 hack/generate.sh
-# Build the committed bundle, whatever images the environment or make's command line
-# (MAKEFLAGS) names.
+# Build the committed bundle, regardless of images in the environment or make's command line
+# (MAKEFLAGS).
 env -u MAKEFLAGS -u MAKEOVERRIDES -u IMAGE_REGISTRY -u CONTROLLER_IMAGE -u AGENT_IMAGE -u CHANNEL -u REPLACES -u BUNDLE_OUTPUT make --no-print-directory bundle
 generated >"$temp/after"
 if ! diff "$temp/before" "$temp/after" >"$temp/diff"; then
-	echo "These generated files were not up to date; commit what make generate and make bundle have written:" >&2
+	echo "These generated files were out of date; commit the output of make generate and make bundle:" >&2
 	sed -n 's/^[<>] [0-9a-f]*  /  /p' "$temp/diff" | sort -u >&2
 	failed=1
 fi
 
-# What config/crd/released holds: docs/release.md.
-echo "CRDs beside those of the last release ..."
+# docs/release.md describes config/crd/released.
+echo "CRDs compared with the last release ..."
 if ! go run ./hack/crdcompat config/crd/released config/crd/bases >"$temp/crds"; then
 	cat "$temp/crds" >&2
-	echo "These changes of CRDs break what works with the last release. Revert them, or accept them, with the reason, in config/crd/released/accepted.txt." >&2
+	echo "These changes of CRDs break users of the last release. Revert them, or accept them, with the reason, in config/crd/released/accepted.txt." >&2
 	failed=1
 fi
 
@@ -48,7 +48,7 @@ if [[ -n $unformatted ]]; then
 	failed=1
 fi
 
-# The images' program is a module of its own.
+# The images' program is a separate module.
 for module in . hack/images; do
 	echo "go vet in $module ..."
 	go -C "$module" vet ./... || failed=1
@@ -61,7 +61,7 @@ for module in . hack/images; do
 	fi
 done
 
-# The plugin runs on laptops, like kubectl. make's flags let its archives reuse what is
+# The plugin runs on laptops, like kubectl. With make's flags, its archives reuse what is
 # compiled here.
 mapfile -t platforms <hack/plugin/platforms
 for platform in "${platforms[@]}"; do

@@ -35,7 +35,7 @@ func (b *Board) touch() {
 	b.Stored.ResourceVersion = fmt.Sprint(version + 1)
 }
 
-// Edit changes the stored status as somebody else would.
+// Edit changes the stored status as another program would.
 func (b *Board) Edit(change func(*v1alpha1.NodeProxyRulesStatus)) {
 	b.Stored = b.Stored.DeepCopy()
 	change(&b.Stored.Status)

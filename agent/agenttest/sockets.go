@@ -15,7 +15,7 @@ type Sockets struct {
 	Err       error
 }
 
-// RootsSockets has every port be root's, whoever runs the tests.
+// RootsSockets has every port be root's, whichever user runs the tests.
 func RootsSockets() *Sockets { return &Sockets{Listeners: []*sockets.Listener{{Cookie: 1}}} }
 
 // Listening returns the listeners one after the other; the last one stays.

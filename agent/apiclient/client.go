@@ -1,3 +1,11 @@
+// Package apiclient is the agent's access to the API server: it reads the three kinds that the
+// agent watches, writes the status of its own object, and renews its Lease, the agent's heartbeat.
+//
+//   - client.go: requests, and the status by server-side apply
+//   - watch.go: the watches, and the Receiver of their objects
+//   - errors.go: errors of reading, logged with a remedy
+//   - lease.go: when the Lease is renewed, and its content
+//   - metrics.go: metrics of all of it
 package apiclient
 
 import (
@@ -15,17 +23,17 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// fieldOwner owns what the agent writes by server-side apply.
+// fieldOwner is the field manager of the agent's server-side apply.
 const fieldOwner = "nodeproxy-agent"
 
-// Client reads and writes the kinds of nodeproxy.io. It knows no other kinds:
-// a full client set would cost the agent more memory than its rules.
+// Client reads and writes the kinds of nodeproxy.io. It knows no other kinds: a full client set
+// would cost the agent more memory than its rules.
 type Client struct {
 	rest   rest.Interface
 	params runtime.ParameterCodec
 }
 
-// New returns a client. How to reach which API server is config's business.
+// New returns a client. config determines how to reach which API server.
 func New(config *rest.Config) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
@@ -37,7 +45,7 @@ func New(config *rest.Config) (*Client, error) {
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	client, err := rest.RESTClientFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("making a client for the API server: %w", err)
+		return nil, fmt.Errorf("creating a client for the API server: %w", err)
 	}
 	return &Client{rest: client, params: runtime.NewParameterCodec(scheme)}, nil
 }
@@ -57,16 +65,15 @@ func (c *Client) ApplyStatus(ctx context.Context, name string, status *v1alpha1.
 	if err != nil {
 		return nil, fmt.Errorf("encoding the status: %w", err)
 	}
-	force := true
 	stored := &v1alpha1.NodeProxyRules{}
 	err = c.rest.Patch(types.ApplyYAMLPatchType).Resource("nodeproxyrules").Name(name).SubResource("status").
-		VersionedParams(&metav1.PatchOptions{FieldManager: fieldOwner, Force: &force}, c.params).
+		VersionedParams(&metav1.PatchOptions{FieldManager: fieldOwner, Force: new(true)}, c.params).
 		Body(body).Do(ctx).Into(stored)
 	if err != nil {
 		return nil, fmt.Errorf("applying the status of NodeProxyRules %q: %w", name, err)
 	}
-	if foreign(&stored.Status, status) {
-		// Server-side apply leaves fields that others own and that we never send.
+	if exceeds(&stored.Status, status) {
+		// Server-side apply leaves fields of other owners that the agent never sends.
 		if stored, err = c.replaceStatus(ctx, stored, status); err != nil {
 			return nil, err
 		}
@@ -75,25 +82,25 @@ func (c *Client) ApplyStatus(ctx context.Context, name string, status *v1alpha1.
 	return stored, nil
 }
 
-// foreign reports whether a stored status says more than the one that was
-// applied, besides conditions of other types.
-func foreign(stored, applied *v1alpha1.NodeProxyRulesStatus) bool {
+// exceeds reports whether a stored status has more than the applied one, apart from conditions of
+// other types.
+func exceeds(stored, applied *v1alpha1.NodeProxyRulesStatus) bool {
 	rest := stored.DeepCopy()
 	rest.Conditions = applied.Conditions
 	return !equality.Semantic.DeepEqual(rest, applied)
 }
 
-// replaceStatus writes the whole status but for conditions of other types.
+// replaceStatus writes the whole status except conditions of other types.
 func (c *Client) replaceStatus(ctx context.Context, stored *v1alpha1.NodeProxyRules, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
-	wanted := stored.DeepCopy()
-	status.DeepCopyInto(&wanted.Status)
-	wanted.Status.Conditions = stored.Status.Conditions // ours are among them by now
+	desired := stored.DeepCopy()
+	status.DeepCopyInto(&desired.Status)
+	desired.Status.Conditions = stored.Status.Conditions // with the applied ones
 	out := &v1alpha1.NodeProxyRules{}
 	err := c.rest.Put().Resource("nodeproxyrules").Name(stored.Name).SubResource("status").
 		VersionedParams(&metav1.UpdateOptions{FieldManager: fieldOwner}, c.params).
-		Body(wanted).Do(ctx).Into(out)
+		Body(desired).Do(ctx).Into(out)
 	if err != nil {
-		return nil, fmt.Errorf("replacing the status of NodeProxyRules %q, into which others have written: %w", stored.Name, err)
+		return nil, fmt.Errorf("replacing the status of NodeProxyRules %q, which other writers have changed: %w", stored.Name, err)
 	}
 	return out, nil
 }

@@ -12,16 +12,16 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// errorPause is how often an error that lasts is logged again.
+// errorPause is how often a persisting error is logged again.
 const errorPause = time.Minute
 
-// Errors are the errors of reading the API. They are logged with what to do.
+// Errors are the current errors of reading the API. They are logged with a remedy.
 type Errors struct {
 	clock   clock.Clock
 	log     logr.Logger
 	metrics *Metrics
 
-	mu   sync.Mutex          // guards what follows
+	mu   sync.Mutex          // guards last
 	last map[string]apiError // by resource
 }
 
@@ -36,9 +36,9 @@ func NewErrors(clk clock.Clock, log logr.Logger, m *Metrics) *Errors {
 	return &Errors{clock: clk, log: log, metrics: m, last: map[string]apiError{}}
 }
 
-// Watching notes that a watch has started, which ends an error. A list alone does
-// not, as the watch after it may fail.
-func (e *Errors) Watching(resource string) {
+// watching records that a watch has started, which ends an error. A list does not, because the
+// watch after it may fail.
+func (e *Errors) watching(resource string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, failing := e.last[resource]; failing {
@@ -48,10 +48,10 @@ func (e *Errors) Watching(resource string) {
 	}
 }
 
-// Failed notes that a list or a watch has failed.
-func (e *Errors) Failed(ctx context.Context, resource string, err error) {
+// failed records that a list or a watch has failed.
+func (e *Errors) failed(ctx context.Context, resource string, err error) {
 	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInvalid(err) {
-		return // we are stopping, or the reflector goes on by itself
+		return // the agent stops, or the reflector recovers by itself
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -63,14 +63,7 @@ func (e *Errors) Failed(ctx context.Context, resource string, err error) {
 	}
 	e.last[resource] = apiError{text: err.Error(), advice: what, at: now}
 	e.metrics.failing.WithLabelValues(resource).Set(1)
-	e.log.Error(err, "Could not read from the API; trying again, the rules in the kernel stay as they are", "resource", resource, "whatToDo", what)
-}
-
-// Any reports whether some resource cannot be read.
-func (e *Errors) Any() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return len(e.last) > 0
+	e.log.Error(err, "Could not read from the API; retrying, the rules in the kernel stay as they are", "resource", resource, "whatToDo", what)
 }
 
 // First returns one of the errors with its resource; empty: there is none.
@@ -83,7 +76,7 @@ func (e *Errors) First() string {
 	return ""
 }
 
-// advice says what to do about an error from the API.
+// advice is the remedy for an error from the API.
 func advice(err error) string {
 	switch {
 	case apierrors.IsNotFound(err):
@@ -91,7 +84,7 @@ func advice(err error) string {
 	case apierrors.IsUnauthorized(err):
 		return "the API server does not accept the agent's credentials: check --kubeconfig; in a pod, delete the pod, so that it gets a new token"
 	case apierrors.IsForbidden(err):
-		return "the agent's identity may not read this kind: apply the install.yaml of this release, or the agent's roles and their bindings in config/rbac"
+		return "the agent's identity has no permission to read this kind: apply the install.yaml of this release, or the agent's roles and their bindings in config/rbac"
 	default:
 		return "check that the API server runs and can be reached from this node by its real address (--api-server, --api-servers-file, --kubeconfig)"
 	}

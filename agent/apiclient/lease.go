@@ -21,53 +21,33 @@ import (
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=create;patch,namespace=nodeproxy-system
 
 const (
-	// appliedWait is how long the first Lease waits for a first set, and
-	// appliedTick how often it is looked for.
+	// appliedWait is how long the first renewal waits for a first complete state, and appliedTick
+	// how often it checks.
 	appliedWait = 5 * time.Second
 	appliedTick = 250 * time.Millisecond
-	// leasePause is how often the Lease is renewed.
+	// leasePause is the pause between renewals.
 	leasePause = 30 * time.Second
-	// leaseTimeout is how long one renewal may take.
+	// leaseTimeout bounds one renewal.
 	leaseTimeout = 10 * time.Second
-	// firstLeaseRetry and lastLeaseRetry bound the pauses after failures. The
-	// controller must see soon that an agent is back.
+	// firstLeaseRetry and lastLeaseRetry bound the pauses after failures. They are short, because
+	// the controller must notice soon that an agent is back.
 	firstLeaseRetry = time.Second
 	lastLeaseRetry  = 10 * time.Second
-)
 
-// lease is what the agent says in its Lease.
-type lease struct {
-	namespace, node string
-	started         time.Time // of the agent, as in its status
-	renewed         time.Time
-	applied         string // newest ServiceProxyRules that the kernel holds
-}
-
-// LeaseRenewer renews the Lease that is the agent's heartbeat to the controller.
-// It shares nothing with what programs the kernel but the resource version that
-// is applied, so that a kernel that hangs does not look like a dead agent. When
-// the agent stops, the Lease stays: an agent that restarts within its 90 seconds
-// is never missed, and one that does not is.
-type LeaseRenewer struct {
-	clock     clock.Clock
-	log       logr.Logger
-	namespace string
-	node      string
-	started   time.Time
-	write     func(ctx context.Context, l lease) error
-	applied   func() string
-	// share returns a number in [0,1): which part of a pause to take.
-	share   func() float64
-	metrics *Metrics
-}
-
-// Results of renewals of the Lease.
-const (
+	// Results of renewals.
 	leaseWritten = "renewed"
 	leaseFailed  = "failed"
 )
 
-// LeaseOptions are what a LeaseRenewer needs.
+// lease is the content of the agent's Lease.
+type lease struct {
+	namespace, node string
+	started         time.Time // of the agent, as in its status
+	renewed         time.Time
+	applied         string // the newest ServiceProxyRules version that the kernel has
+}
+
+// LeaseOptions configure a LeaseRenewer.
 type LeaseOptions struct {
 	Client *Client
 	Clock  clock.Clock
@@ -80,82 +60,89 @@ type LeaseOptions struct {
 	Metrics *Metrics
 }
 
-// NewLeaseRenewer returns a LeaseRenewer that does nothing until it runs.
-func NewLeaseRenewer(o LeaseOptions) *LeaseRenewer {
-	return &LeaseRenewer{
-		clock: o.Clock, log: o.Log, namespace: o.Namespace, node: o.Node, started: o.Started,
-		write: o.Client.applyLease, applied: o.Applied, share: rand.Float64,
-		metrics: o.Metrics,
-	}
+// LeaseRenewer renews the Lease that is the agent's heartbeat to the controller. It shares nothing
+// with what programs the kernel but the applied resource version, so that a kernel that hangs does
+// not look like a dead agent. The Lease of a stopped agent stays: an agent that restarts within
+// its 90 seconds is never missed.
+type LeaseRenewer struct {
+	LeaseOptions
+	write func(ctx context.Context, l lease) error
+	// share returns a random part of a pause, in [0,1).
+	share func() float64
 }
 
-// Run renews the Lease until ctx is done: at once, then after a part of the
-// pause, so that agents that started together do not go on together, and then
-// every 30 s. After failures it is the same. Without a namespace there is no Lease.
+// NewLeaseRenewer returns a LeaseRenewer that does nothing until it runs.
+func NewLeaseRenewer(o LeaseOptions) *LeaseRenewer {
+	return &LeaseRenewer{LeaseOptions: o, write: o.Client.applyLease, share: rand.Float64}
+}
+
+// Run renews the Lease until ctx is done: at once, then after a random part of the pause, to spread
+// agents that started together, and then every 30 s. The same applies after failures, because
+// agents return together when the API server does. Without a namespace there is no Lease.
 func (r *LeaseRenewer) Run(ctx context.Context) {
-	if r.namespace == "" {
+	if r.Namespace == "" {
 		return
 	}
 	r.awaitApplied(ctx)
-	next := time.Duration(float64(leasePause) * r.share())
+	spread := true
 	retry, failure := firstLeaseRetry, ""
+	name := r.Namespace + "/" + v1alpha1.AgentLeaseName(r.Node)
 	for ctx.Err() == nil {
 		err := r.renew(ctx)
-		again := next
+		wait := leasePause
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			if what := leaseAdvice(err, r.namespace); what != failure {
+			if what := leaseAdvice(err, r.Namespace); what != failure {
 				failure = what
-				r.log.Error(err, "Could not renew this agent's Lease; trying again. While it is not renewed, the controller reports this node as AgentNotResponding. The rules in the kernel are not affected", "lease", r.namespace+"/"+v1alpha1.AgentLeaseName(r.node), "whatToDo", what)
+				r.Log.Error(err, "Could not renew this agent's Lease; retrying. Until then the controller reports this node as AgentNotResponding. The rules in the kernel are not affected", "lease", name, "whatToDo", what)
 			}
-			again = time.Duration(float64(retry) * (0.5 + r.share()/2))
+			wait = time.Duration(float64(retry) * (0.5 + r.share()/2))
 			retry = min(2*retry, lastLeaseRetry)
+			spread = true
 		default:
 			if failure != "" {
-				r.log.Info("This agent's Lease is renewed again", "lease", r.namespace+"/"+v1alpha1.AgentLeaseName(r.node))
+				r.Log.Info("This agent's Lease is renewed again", "lease", name)
 			}
-			if retry != firstLeaseRetry {
-				// Agents return together when the API server does.
-				again = time.Duration(float64(leasePause) * r.share())
+			if spread {
+				wait = time.Duration(float64(leasePause) * r.share())
 			}
-			retry, failure, next = firstLeaseRetry, "", leasePause
+			retry, failure, spread = firstLeaseRetry, "", false
 		}
-		pause.For(ctx, r.clock, again)
+		pause.For(ctx, r.Clock, wait)
 	}
 }
 
-// awaitApplied waits a moment for the first set: else the Lease of an agent that
-// has been started again would say for half a minute that it has applied nothing,
-// and the node would count as lagging.
+// awaitApplied waits a moment for a first complete state: otherwise the Lease of a restarted agent
+// would report for half a minute that nothing is applied, and the node would count as lagging.
 func (r *LeaseRenewer) awaitApplied(ctx context.Context) {
-	for spent := time.Duration(0); spent < appliedWait && r.applied() == "" && ctx.Err() == nil; spent += appliedTick {
-		pause.For(ctx, r.clock, appliedTick)
+	for spent := time.Duration(0); spent < appliedWait && r.Applied() == "" && ctx.Err() == nil; spent += appliedTick {
+		pause.For(ctx, r.Clock, appliedTick)
 	}
 }
 
 func (r *LeaseRenewer) renew(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	err := r.write(limited, lease{namespace: r.namespace, node: r.node, started: r.started, renewed: r.clock.Now(), applied: r.applied()})
-	switch {
-	case ctx.Err() != nil:
-	case err == nil:
-		r.metrics.renewals.WithLabelValues(leaseWritten).Inc()
-	default:
-		r.metrics.renewals.WithLabelValues(leaseFailed).Inc()
+	err := r.write(limited, lease{namespace: r.Namespace, node: r.Node, started: r.Started, renewed: r.Clock.Now(), applied: r.Applied()})
+	result := leaseWritten
+	if err != nil {
+		result = leaseFailed
+	}
+	if ctx.Err() == nil {
+		r.Metrics.renewals.WithLabelValues(result).Inc()
 	}
 	return err
 }
 
-// leaseAdvice says what to do about a Lease that cannot be written.
+// leaseAdvice is the remedy for a Lease that cannot be written.
 func leaseAdvice(err error, namespace string) string {
 	switch {
 	case apierrors.IsNotFound(err):
 		return fmt.Sprintf("the namespace %s does not exist: create it (kubectl create namespace %s), or name the right one with --namespace", namespace, namespace)
 	case apierrors.IsForbidden(err):
-		return fmt.Sprintf("the agent's identity may not write leases in the namespace %s: apply the agent's Role and bind it there (config/rbac)", namespace)
+		return fmt.Sprintf("the agent's identity has no permission to write leases in the namespace %s: apply the agent's Role and bind it there (config/rbac)", namespace)
 	case errors.Is(err, context.DeadlineExceeded):
 		return "the API server is slow or does not answer: check that it runs and can be reached from this node"
 	default:
@@ -163,9 +150,8 @@ func leaseAdvice(err error, namespace string) string {
 	}
 }
 
-// applyLease writes the agent's Lease by server-side apply, which makes it if
-// it is not there and needs to know nothing of what is. It is written without
-// the types of its API group, which this client does not know.
+// applyLease writes the agent's Lease by server-side apply, which creates it if necessary. It uses
+// no types of its API group, which this client does not know.
 func (c *Client) applyLease(ctx context.Context, l lease) error {
 	name := v1alpha1.AgentLeaseName(l.node)
 	body, err := json.Marshal(map[string]any{
@@ -178,7 +164,7 @@ func (c *Client) applyLease(ctx context.Context, l lease) error {
 		"spec": map[string]any{
 			"holderIdentity":       l.node,
 			"leaseDurationSeconds": v1alpha1.AgentLeaseSeconds,
-			"acquireTime":          metav1.NewMicroTime(l.started.UTC()), // tells whether a status is of this run
+			"acquireTime":          metav1.NewMicroTime(l.started.UTC()), // shows whether a status is of this run
 			"renewTime":            metav1.NewMicroTime(l.renewed.UTC()),
 		},
 	})

@@ -34,8 +34,12 @@ func startKeeper(t *testing.T) *keeper {
 	k := &keeper{clock: clocktesting.NewFakeClock(agenttest.Epoch), writes: make(chan lease), answer: make(chan error), log: make(chan string, 100)}
 	version := 100
 	k.LeaseRenewer = &LeaseRenewer{
-		clock: k.clock, namespace: "ns", node: "node-1",
-		log: funcr.New(func(_, args string) { k.log <- args }, funcr.Options{}),
+		LeaseOptions: LeaseOptions{
+			Clock: k.clock, Namespace: "ns", Node: "node-1",
+			Log:     funcr.New(func(_, args string) { k.log <- args }, funcr.Options{}),
+			Applied: func() string { version++; return fmt.Sprint(version) },
+			Metrics: NewMetrics(prometheus.NewRegistry()),
+		},
 		write: func(ctx context.Context, l lease) error {
 			select {
 			case k.writes <- l:
@@ -44,9 +48,7 @@ func startKeeper(t *testing.T) *keeper {
 				return ctx.Err()
 			}
 		},
-		applied: func() string { version++; return fmt.Sprint(version) },
-		share:   func() float64 { return 0.5 },
-		metrics: NewMetrics(prometheus.NewRegistry()),
+		share: func() float64 { return 0.5 },
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -145,12 +147,12 @@ func TestFirstLeaseWaitsForAFirstSet(t *testing.T) {
 			{0, 0}, {time.Second, time.Second}, {time.Hour, appliedWait},
 		} {
 			begun := time.Now()
-			k := &LeaseRenewer{clock: clock.RealClock{}, applied: func() string {
+			k := &LeaseRenewer{LeaseOptions: LeaseOptions{Clock: clock.RealClock{}, Applied: func() string {
 				if time.Since(begun) >= tt.set {
 					return "7"
 				}
 				return ""
-			}}
+			}}}
 			k.awaitApplied(t.Context())
 			if got := time.Since(begun); got != tt.want {
 				t.Errorf("a first set after %s: waited for %s, want %s", tt.set, got, tt.want)

@@ -107,7 +107,7 @@ var _ = Describe("an agent", func() {
 		n.knowsNone("nodeproxyrules")
 		n.decides(ctx)
 		Expect(n.kernel.Writes()).To(BeZero())
-		Expect(n.logged()).To(ContainSubstring("There is no NodeProxyRules for this node: nothing is programmed"))
+		Expect(n.logged()).To(ContainSubstring("There is no NodeProxyRules for this node; nothing is programmed"))
 		n.createRules(ctx, nil)
 		Eventually(n.kernel.Services).Should(Equal([]string{"shop/cart"}))
 		service(ctx, "pay", "10.96.0.8")
@@ -209,7 +209,7 @@ var _ = Describe("an agent", func() {
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		Expect(api.Delete(ctx, n.rules(ctx))).To(Succeed())
-		Eventually(n.logged).Should(ContainSubstring("does not exist: the last known one stays in force"))
+		Eventually(n.logged).Should(ContainSubstring("does not exist; the last known one stays applied"))
 
 		By("still repairing and still following Services")
 		n.kernel.Remove("shop", "cart")
@@ -230,7 +230,7 @@ var _ = Describe("an agent", func() {
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("False/ConflictingProxy"))
 		Expect(n.condition(ctx, v1alpha1.ConditionConflictingProxy)()).To(Equal("True/ConflictingProxy"))
-		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(And(ContainSubstring(`"ipvs"`), ContainSubstring("stop it")))
+		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(And(ContainSubstring(`"ipvs"`), ContainSubstring("Stop it")))
 		n.decides(ctx)
 		Expect(n.kernel.Writes()).To(BeZero())
 		n.other.close()
@@ -249,7 +249,7 @@ var _ = Describe("an agent", func() {
 		Expect(n.rules(ctx).Status).To(SatisfyAll(
 			HaveField("Difference.Count", BeEquivalentTo(1)), HaveField("Difference.Examples", ConsistOf("Service shop/cart differs")),
 			HaveField("SettingsRevision", "7d1f0a9c"), HaveField("Services", BeEquivalentTo(1))))
-		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(ContainSubstring("nobody maintains the rules"))
+		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(ContainSubstring("no program maintains the rules"))
 		n.other.answer("iptables")
 		Eventually(func() string { return n.message(ctx, v1alpha1.ConditionProgrammed) }).Should(ContainSubstring("another proxy runs on this node"))
 		Expect(n.condition(ctx, v1alpha1.ConditionProgrammed)()).To(Equal("False/AuditDiffers"))

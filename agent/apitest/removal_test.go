@@ -58,7 +58,7 @@ var _ = Describe("removal with the policy Cleanup", func() {
 		n.kernel.Fail(errors.New("another process holds the lock"))
 		Expect(api.Delete(ctx, proxy)).To(Succeed())
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("False/Failed"))
-		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(And(ContainSubstring("removalPolicy Cleanup"), ContainSubstring("holds the lock"), ContainSubstring("tries again")))
+		Expect(n.message(ctx, v1alpha1.ConditionProgrammed)).To(And(ContainSubstring("removalPolicy Cleanup"), ContainSubstring("holds the lock"), ContainSubstring("retries")))
 		n.kernel.Fail(nil)
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed), "40s").Should(Equal("False/Removed"))
 		Expect(n.kernel.Services()).To(BeEmpty())

@@ -16,19 +16,19 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// A file is the line magic, a gzip stream of JSON values (the header, the own
-// object, one for each Service) and the SHA-256 of all that, in 32 bytes. It
-// is written and read as a stream: a set is larger than what it was made from.
+// A file is the line magic, a gzip stream of JSON values (the header, the own object, one for
+// each Service) and the SHA-256 of all that, in 32 bytes. It is written and read as a stream: a
+// set is large.
 
-// family is how every format begins, magic the one that is written here.
+// family is how every format begins, magic the one that is written.
 const (
 	family = "nodeproxy last good set, format "
 	magic  = family + "1\n"
 )
 
 const (
-	// maxFile and maxPlain bound a file and what it expands to, in bytes. Ten
-	// thousand Services of a hundred endpoints stay far below.
+	// maxFile and maxPlain limit a file and what it expands to, in bytes. Ten thousand Services
+	// of a hundred endpoints need far less.
 	maxFile  = 64 << 20
 	maxPlain = 512 << 20
 )
@@ -36,11 +36,11 @@ const (
 // Reasons why a file is not used.
 var (
 	errDamaged = errors.New("the file is damaged")
-	errFormat  = errors.New("the file is in a format that this version does not know, or no last good set at all")
-	errTooBig  = fmt.Errorf("the last good set takes more than %d MiB compressed or %d MiB in full", maxFile>>20, maxPlain>>20)
+	errFormat  = errors.New("the file is in a format that this version does not know, or no checkpoint at all")
+	errTooBig  = fmt.Errorf("the checkpoint takes more than %d MiB compressed or %d MiB in full", maxFile>>20, maxPlain>>20)
 )
 
-// stored is what a file holds of one object.
+// stored is what a file has of one object.
 type stored[Spec any] struct {
 	Name            string    `json:"name"`
 	UID             types.UID `json:"uid"`
@@ -92,7 +92,7 @@ func encodeValues(values *json.Encoder, s *Set) error {
 	return err
 }
 
-// limited passes on a number of bytes and fails with errTooBig above that.
+// limited writes a number of bytes and fails with errTooBig above that.
 type limited struct {
 	to   io.Writer
 	left int64
@@ -105,14 +105,14 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.to.Write(p)
 }
 
-// file is what is read: the whole is looked at before any of it is believed.
+// file is what is read: all of it is checked before any of it is used.
 type file interface {
 	io.ReaderAt
 	io.Reader
 }
 
-// check returns the compressed part of a file of the given size whose form and
-// checksum are right.
+// check returns the compressed part of a file of the given size if its format and checksum are
+// right.
 func check(f file, size int64) (io.Reader, error) {
 	if size > maxFile {
 		return nil, fmt.Errorf("%w: it has %d bytes, of at most %d", errFormat, size, maxFile)
@@ -135,11 +135,11 @@ func check(f file, size int64) (io.Reader, error) {
 	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, body)); err != nil {
 		return nil, err
 	}
-	wanted := make([]byte, sha256.Size)
-	if _, err := f.ReadAt(wanted, body); err != nil && !errors.Is(err, io.EOF) {
+	expected := make([]byte, sha256.Size)
+	if _, err := f.ReadAt(expected, body); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	if !bytes.Equal(sum.Sum(nil), wanted) {
+	if !bytes.Equal(sum.Sum(nil), expected) {
 		return nil, fmt.Errorf("%w: its checksum is wrong", errDamaged)
 	}
 	return bufio.NewReaderSize(io.NewSectionReader(f, int64(len(magic)), body-int64(len(magic))), 64<<10), nil
@@ -172,7 +172,7 @@ func (d *decoder) rest(h *Header) (*Set, error) {
 		return nil, err
 	}
 	if own.Name != h.Node {
-		return nil, fmt.Errorf("%w: it holds the NodeProxyRules %q", errDamaged, own.Name)
+		return nil, fmt.Errorf("%w: it has the NodeProxyRules %q", errDamaged, own.Name)
 	}
 	s.Rules = &v1alpha1.NodeProxyRules{ObjectMeta: own.meta(), Spec: own.Spec}
 	for range h.Services {
@@ -183,7 +183,7 @@ func (d *decoder) rest(h *Header) (*Set, error) {
 		s.Services = append(s.Services, &v1alpha1.ServiceProxyRules{ObjectMeta: one.meta(), Spec: one.Spec})
 	}
 	if _, err := d.values.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%w: it goes on after the last Service", errDamaged)
+		return nil, fmt.Errorf("%w: it continues after the last Service", errDamaged)
 	}
 	s.name()
 	if s.Header.Services != h.Services || s.NamesHash != h.NamesHash {

@@ -13,22 +13,22 @@ import (
 )
 
 // ErrNone means that there is no file: nothing was ever written.
-var ErrNone = errors.New("there is no last good set on this node")
+var ErrNone = errors.New("there is no checkpoint on this node")
 
-// File is the last good set of one node on disk.
+// File is the checkpoint of one node on disk.
 type File struct {
 	node string
 	path string
 	disk disk
 }
 
-// New returns the file of a node in a folder, which need not exist yet. The
-// name must be that of a Node, so that it can be one of a file.
-func New(folder, node string) (*File, error) {
+// New returns the file of a node in a directory, which need not exist yet. The name must be
+// valid for a file.
+func New(directory, node string) (*File, error) {
 	if node == "" || node != filepath.Base(node) || node == "." || node == ".." {
 		return nil, fmt.Errorf("node name %q cannot be part of a file's name", node)
 	}
-	return &File{node: node, path: filepath.Join(folder, node+".checkpoint"), disk: realDisk{}}, nil
+	return &File{node: node, path: filepath.Join(directory, node+".checkpoint"), disk: realDisk{}}, nil
 }
 
 // Path is where the file is.
@@ -36,14 +36,14 @@ func (f *File) Path() string { return f.path }
 
 // disk is what writing a file takes.
 type disk interface {
-	// makeFolder makes a folder and those above it.
-	makeFolder(path string) error
+	// makeDirectory makes a directory and its parents.
+	makeDirectory(path string) error
 	// create makes a new, empty file, or empties it.
 	create(path string) (writable, error)
 	rename(from, to string) error
 	remove(path string) error
-	// syncFolder brings to disk what files a folder has.
-	syncFolder(path string) error
+	// syncDirectory brings to disk which files a directory has.
+	syncDirectory(path string) error
 }
 
 type writable interface {
@@ -51,13 +51,12 @@ type writable interface {
 	Sync() error
 }
 
-// Write puts the set in the place of the former one, all of it or nothing: also
-// when the machine stops in between, one of the two is there. It returns the
-// number of bytes.
+// Write replaces the former set completely or not at all, even if the machine stops meanwhile.
+// It returns the number of bytes.
 func (f *File) Write(s *Set) (int64, error) {
-	folder := filepath.Dir(f.path)
-	if err := f.disk.makeFolder(folder); err != nil {
-		return 0, fmt.Errorf("making the folder of the last good set: %w", err)
+	directory := filepath.Dir(f.path)
+	if err := f.disk.makeDirectory(directory); err != nil {
+		return 0, fmt.Errorf("creating the directory of the checkpoint: %w", err)
 	}
 	s.Node = f.node
 	temporary := f.path + ".tmp"
@@ -66,11 +65,11 @@ func (f *File) Write(s *Set) (int64, error) {
 		err = f.disk.rename(temporary, f.path)
 	}
 	if err != nil {
-		_ = f.disk.remove(temporary) // it takes room, no more; the next Write empties it
-		return 0, fmt.Errorf("writing the last good set: %w", err)
+		_ = f.disk.remove(temporary) // it only takes space; the next Write empties it
+		return 0, fmt.Errorf("writing the checkpoint: %w", err)
 	}
-	if err := f.disk.syncFolder(folder); err != nil {
-		return 0, fmt.Errorf("writing the last good set: %w", err)
+	if err := f.disk.syncDirectory(directory); err != nil {
+		return 0, fmt.Errorf("writing the checkpoint: %w", err)
 	}
 	return size, nil
 }
@@ -82,26 +81,15 @@ func (f *File) fill(path string, s *Set) (size int64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	counted := &counter{to: out}
+	counted := &limited{to: out, left: maxFile}
 	if err := encode(counted, s); err != nil {
 		return 0, err
 	}
-	return counted.n, out.Sync()
+	return maxFile - counted.left, out.Sync()
 }
 
-type counter struct {
-	to io.Writer
-	n  int64
-}
-
-func (c *counter) Write(p []byte) (int, error) {
-	n, err := c.to.Write(p)
-	c.n += int64(n)
-	return n, err
-}
-
-// Remove removes the file, and what a write that was cut off has left. That there
-// is neither is no error.
+// Remove removes the file, and the remains of a write that was interrupted. That there is
+// neither is no error.
 func (f *File) Remove() error {
 	gone := false
 	for _, path := range []string{f.path, f.path + ".tmp"} {
@@ -109,21 +97,20 @@ func (f *File) Remove() error {
 		case err == nil:
 			gone = true
 		case !errors.Is(err, fs.ErrNotExist):
-			return fmt.Errorf("removing the last good set: %w", err)
+			return fmt.Errorf("removing the checkpoint: %w", err)
 		}
 	}
 	if !gone {
 		return nil
 	}
-	if err := f.disk.syncFolder(filepath.Dir(f.path)); err != nil {
-		return fmt.Errorf("removing the last good set: %w", err)
+	if err := f.disk.syncDirectory(filepath.Dir(f.path)); err != nil {
+		return fmt.Errorf("removing the checkpoint: %w", err)
 	}
 	return nil
 }
 
-// Peek reads the header of the file. The error says for people why the file is
-// of no use; ErrNone: there is none. Now is the time by which it may be too old:
-// then the header comes with the error.
+// Peek reads the header of the file. The error is why the file cannot be used; ErrNone: there is
+// none. If it is too old, the header comes with the error.
 func (f *File) Peek(now time.Time) (*Header, error) {
 	var header *Header
 	err := f.read(func(d *decoder) (err error) {
@@ -136,8 +123,7 @@ func (f *File) Peek(now time.Time) (*Header, error) {
 	return header, fresh(header, now)
 }
 
-// Read reads the file. The error says for people why it is of no use; ErrNone:
-// there is none.
+// Read reads the file. The error is why it cannot be used; ErrNone: there is none.
 func (f *File) Read(now time.Time) (*Set, error) {
 	var set *Set
 	err := f.read(func(d *decoder) error {
@@ -155,7 +141,7 @@ func (f *File) Read(now time.Time) (*Set, error) {
 }
 
 func (f *File) read(use func(*decoder) error) error {
-	in, err := os.OpenFile(f.path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe must not make us wait
+	in, err := os.OpenFile(f.path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe must not block
 	if errors.Is(err, fs.ErrNotExist) {
 		return ErrNone
 	}
@@ -185,7 +171,7 @@ func decode(f file, size int64, use func(*decoder) error) error {
 	return use(d)
 }
 
-// header reads the header and looks whether it is this node's.
+// header reads the header and checks that it is this node's.
 func (f *File) header(d *decoder) (*Header, error) {
 	h, err := d.header()
 	if err != nil {
@@ -208,14 +194,14 @@ func fresh(h *Header, now time.Time) error {
 // realDisk is the node's.
 type realDisk struct{}
 
-func (realDisk) makeFolder(path string) error { return os.MkdirAll(path, 0o700) }
+func (realDisk) makeDirectory(path string) error { return os.MkdirAll(path, 0o700) }
 
 func (realDisk) create(path string) (writable, error) {
 	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := out.Chmod(0o600); err != nil { // it may have been there
+	if err := out.Chmod(0o600); err != nil { // it may have existed
 		return nil, errors.Join(err, out.Close())
 	}
 	return out, nil
@@ -225,10 +211,10 @@ func (realDisk) rename(from, to string) error { return os.Rename(from, to) }
 
 func (realDisk) remove(path string) error { return os.Remove(path) }
 
-func (realDisk) syncFolder(path string) error {
-	folder, err := os.Open(path)
+func (realDisk) syncDirectory(path string) error {
+	directory, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(folder.Sync(), folder.Close())
+	return errors.Join(directory.Sync(), directory.Close())
 }

@@ -147,23 +147,23 @@ func TestUselessFiles(t *testing.T) {
 		after   time.Duration
 		want    string
 	}{
-		"empty":                  {nil, 0, "no last good set at all"},
+		"empty":                  {nil, 0, "no checkpoint at all"},
 		"cut":                    {good[:len(good)-1], 0, "checksum is wrong"},
 		"cut in the middle":      {good[:len(good)/2], 0, "checksum is wrong"},
 		"cut in the first line":  {good[:10], 0, "it has 10 bytes only"},
 		"cut after the line":     {good[:len(magic)+5], 0, "bytes only"},
 		"one bit":                {flipped, 0, "checksum is wrong"},
 		"longer":                 {append(bytes.Clone(good), 'x'), 0, "checksum is wrong"},
-		"something else":         {[]byte("#!/bin/sh\necho this is no last good set, but it is long enough\n"), 0, "no last good set at all"},
+		"something else":         {[]byte("#!/bin/sh\necho this is no last good set, but it is long enough\n"), 0, "no checkpoint at all"},
 		"another format":         {sealed([]byte(family + "2\nwhatever")), 0, `it says "nodeproxy last good set, format 2"`},
 		"of another node":        {wrapped(plain(t, other)), 0, `the file is of another node, "node-2"; this is "node-1"`},
-		"with another's object":  {wrapped(plain(t, stranger)), 0, `it holds the NodeProxyRules "node-2"`},
+		"with another's object":  {wrapped(plain(t, stranger)), 0, `it has the NodeProxyRules "node-2"`},
 		"too old":                {good, MaxAge + time.Minute, "written at 2026-11-20T08:00:00Z, and only one of the last 24h0m0s is used"},
 		"not compressed":         {sealed(append([]byte(magic), values...)), 0, "gzip: invalid header"},
 		"no JSON":                {wrapped([]byte("hello")), 0, "reading its header"},
 		"only a header":          {wrapped(lines[0]), 0, "reading the NodeProxyRules"},
 		"fewer Services":         {wrapped(bytes.Join(lines[:4], nil)), 0, "reading a ServiceProxyRules"},
-		"more Services":          {wrapped(append(bytes.Clone(values), lines[2]...)), 0, "goes on after the last Service"},
+		"more Services":          {wrapped(append(bytes.Clone(values), lines[2]...)), 0, "continues after the last Service"},
 		"other Services":         {wrapped(bytes.ReplaceAll(values, []byte("shop.web-3"), []byte("shop.web-9"))), 0, "not those that its header counts"},
 		"values of other types":  {wrapped(bytes.ReplaceAll(values, []byte(`"port":80`), []byte(`"port":"80"`))), 0, "cannot unmarshal"},
 		"nothing but null":       {wrapped([]byte("null null null")), 0, `of another node, ""`},
@@ -234,8 +234,8 @@ func (d *faulty) fails(step string) error {
 	return nil
 }
 
-func (d *faulty) makeFolder(path string) error {
-	return errors.Join(d.fails("makeFolder"), d.realDisk.makeFolder(path))
+func (d *faulty) makeDirectory(path string) error {
+	return errors.Join(d.fails("makeDirectory"), d.realDisk.makeDirectory(path))
 }
 
 func (d *faulty) create(path string) (writable, error) {
@@ -253,8 +253,8 @@ func (d *faulty) rename(from, to string) error {
 	return d.realDisk.rename(from, to)
 }
 
-func (d *faulty) syncFolder(path string) error {
-	return errors.Join(d.fails("syncFolder"), d.realDisk.syncFolder(path))
+func (d *faulty) syncDirectory(path string) error {
+	return errors.Join(d.fails("syncDirectory"), d.realDisk.syncDirectory(path))
 }
 
 type faultyFile struct {
@@ -279,13 +279,13 @@ func (f *faultyFile) Close() error { return errors.Join(f.disk.fails("close"), f
 func TestFailedWriteKeepsTheFormer(t *testing.T) {
 	former, next := sample(3, 2), sample(400, 10)
 	next.Written = epoch.Add(10 * time.Minute)
-	for _, step := range []string{"makeFolder", "create", "write", "sync", "close", "rename"} {
+	for _, step := range []string{"makeDirectory", "create", "write", "sync", "close", "rename"} {
 		t.Run(step, func(t *testing.T) {
 			f := newFile(t)
 			mustWrite(t, f, former)
 			f.disk = &faulty{step: step, room: 2000}
 			_, err := f.Write(next)
-			if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "the last good set") {
+			if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "the checkpoint") {
 				t.Errorf("error %v", err)
 			}
 			got, err := f.Read(epoch)
@@ -303,7 +303,7 @@ func TestFailedWriteKeepsTheFormer(t *testing.T) {
 		})
 	}
 	f := newFile(t)
-	f.disk = &faulty{step: "syncFolder"}
+	f.disk = &faulty{step: "syncDirectory"}
 	if _, err := f.Write(next); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("a folder that cannot be synced: %v", err)
 	}

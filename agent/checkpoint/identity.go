@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Identity tells whether the rules that were in the kernel may still be there:
-// they go with a reboot, and with the network namespace.
+// Identity shows whether rules may still be in the kernel: they end with the boot and with the
+// network namespace.
 type Identity struct {
 	// BootID is the kernel's random id of the boot. Empty: unknown.
 	BootID string `json:"bootID"`
-	// Netns is the cookie of the network namespace, which no other has until
-	// the next boot. 0: the kernel (before Linux 5.14) does not tell.
+	// Netns is the cookie of the network namespace, unique until the next boot. 0: the kernel
+	// (before Linux 5.14) has none.
 	Netns uint64 `json:"netns"`
 }
 
@@ -25,8 +25,8 @@ func (i Identity) Same(o Identity) bool {
 	return i.BootID != "" && i.BootID == o.BootID && i.Netns == o.Netns
 }
 
-// Here is the identity of the calling process. Proc is the proc file system.
-// With an error, what is missing in the result is unknown.
+// Here is the identity of the calling process. Proc is the proc file system. With an error, what
+// the result lacks is unknown.
 func Here(proc string) (Identity, error) {
 	var id Identity
 	text, err := os.ReadFile(filepath.Join(proc, "sys/kernel/random/boot_id"))
@@ -41,7 +41,7 @@ func Here(proc string) (Identity, error) {
 func netnsCookie() (uint64, error) {
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("opening a socket to tell the network namespace: %w", err)
+		return 0, fmt.Errorf("opening a socket to identify the network namespace: %w", err)
 	}
 	defer func() { _ = unix.Close(socket) }() // nothing was written to it
 	cookie, err := unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
@@ -49,7 +49,7 @@ func netnsCookie() (uint64, error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("telling the network namespace: %w", err)
+		return 0, fmt.Errorf("identifying the network namespace: %w", err)
 	}
 	return cookie, nil
 }

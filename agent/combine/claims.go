@@ -5,40 +5,42 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Claimant is who claims: a Service, as whoever keeps the Registry knows it.
+// Claimant is a Service with claims.
 type Claimant[T any] interface {
 	comparable
-	// Precedes reports whether its claims are better than another's.
+	// Precedes reports whether its claims have priority over another's.
 	Precedes(T) bool
 }
 
-// Asked is a claim as one Service makes it.
+// Asked is a claim of one Service.
 type Asked struct {
 	Claim
 	Rank Rank
 }
 
-// Rank is how good a claim is, before it counts whose it is. The zero value is that of most.
+// Rank is the priority of a claim, before that of its claimant. Most have the zero value.
 type Rank int8
 
 const (
 	// Yielding claims are for a node port: the Service has the port at an address of a Node,
-	// and asks whether it is another's node port. It never has the node port itself, and of
-	// several none yields to the others.
+	// where another Service's node port has priority. It never has the node port itself, and
+	// several do not yield to each other.
 	Yielding Rank = iota - 1
-	// Ordinary claims are decided by whose they are.
+	// Ordinary claims are decided by their claimants.
 	Ordinary
-	// Own claims are on the Service's own cluster IP. No other claim on it counts, however
-	// old; otherwise anyone who may create Services could claim a cluster IP in advance.
+	// Own claims are on the Service's own cluster IP. No other claim on it counts, however old;
+	// otherwise a user with permission to create Services could claim a cluster IP in advance.
 	Own
 )
 
-// Registry knows who claims which address, port and protocol. Nearly always it
-// is one each; of several the best comes first, the others in any order.
+// Registry has the claimants of each address, port and protocol, nearly always one. The best comes
+// first, others in any order.
 type Registry[T Claimant[T]] map[Claim][]asking[T]
 
 // asking is a claimant of one claim.
@@ -54,27 +56,22 @@ func (a asking[T]) precedes(o asking[T]) bool {
 	return a.rank != Yielding && a.claimant.Precedes(o.claimant)
 }
 
-// Set replaces what a claimant claims and returns the others that this may
-// concern, each once. A change of how its claims rank is one, too.
+// Set replaces the claims of a claimant and returns the others that this may affect. A change of
+// ranks is one, too.
 func (r Registry[T]) Set(claimant T, before, after []Asked) []T {
-	concerned := map[T]struct{}{}
+	concerned := sets.Set[T]{}
 	for _, asked := range before {
 		r.remove(asking[T]{claimant, asked.Rank}, asked.Claim, concerned)
 	}
 	for _, asked := range after {
 		r.add(asking[T]{claimant, asked.Rank}, asked.Claim, concerned)
 	}
-	delete(concerned, claimant)
-	out := make([]T, 0, len(concerned))
-	for c := range concerned {
-		out = append(out, c)
-	}
-	return out
+	return concerned.Delete(claimant).UnsortedList()
 }
 
-// add adds an asking. If it is the best, it concerns those that had the claim: the former
-// best, or all that yield.
-func (r Registry[T]) add(one asking[T], claim Claim, concerned map[T]struct{}) {
+// add adds a claim. If it is the best, it affects those that had it: the former best, or all that
+// yield.
+func (r Registry[T]) add(one asking[T], claim Claim, concerned sets.Set[T]) {
 	r[claim] = append(r[claim], one)
 	all := r[claim]
 	if last := len(all) - 1; one.precedes(all[0]) {
@@ -83,8 +80,8 @@ func (r Registry[T]) add(one asking[T], claim Claim, concerned map[T]struct{}) {
 	}
 }
 
-// remove removes an asking. If it was the best, it concerns those that have the claim now.
-func (r Registry[T]) remove(one asking[T], claim Claim, concerned map[T]struct{}) {
+// remove removes a claim. If it was the best, it affects those that have it now.
+func (r Registry[T]) remove(one asking[T], claim Claim, concerned sets.Set[T]) {
 	all := r[claim]
 	i := slices.Index(all, one)
 	switch {
@@ -107,33 +104,32 @@ func (r Registry[T]) remove(one asking[T], claim Claim, concerned map[T]struct{}
 	concernBest(rest, concerned)
 }
 
-// concernBest notes those that have the claim: the best, or all if they yield.
-func concernBest[T Claimant[T]](all []asking[T], concerned map[T]struct{}) {
+// concernBest adds those that have the claim: the best, or all if they yield.
+func concernBest[T Claimant[T]](all []asking[T], concerned sets.Set[T]) {
 	if all[0].rank != Yielding {
 		all = all[:1]
 	}
 	for _, a := range all {
-		concerned[a.claimant] = struct{}{}
+		concerned.Insert(a.claimant)
 	}
 }
 
-// Lost reports whether another has the better claim.
+// Lost reports whether another claimant has the claim.
 func (r Registry[T]) Lost(claimant T, claim Claim) bool {
 	all := r[claim]
 	return len(all) > 0 && all[0].claimant != claimant && all[0].rank != Yielding
 }
 
 // Holder returns the claimant that has the best claim.
-func (r Registry[T]) Holder(claim Claim) (T, bool) {
+func (r Registry[T]) Holder(claim Claim) (holder T, found bool) {
 	if all := r[claim]; len(all) > 0 && all[0].rank != Yielding {
 		return all[0].claimant, true
 	}
-	var none T
-	return none, false
+	return holder, false
 }
 
-// Served yields the claims by which a Service of a family, which may be nil, is programmed: of
-// those on addresses only those on some, and those on node ports.
+// Served yields the claims with which a Service of a family, which may be nil, is programmed: those
+// on node ports and on some addresses.
 func Served(svc *dataplane.Service, family dataplane.Family, some map[netip.Addr]struct{}) iter.Seq[Claim] {
 	return func(yield func(Claim) bool) {
 		if svc == nil {
@@ -142,7 +138,7 @@ func Served(svc *dataplane.Service, family dataplane.Family, some map[netip.Addr
 		for d := range svc.Destinations() {
 			claim := Claim{Address: d.Address, Port: d.Number, Protocol: d.Port.Protocol}
 			if d.Kind == dataplane.NodePort {
-				claim.Address = everywhere(family)
+				claim = nodePortClaim(d.Number, d.Port.Protocol, family)
 			} else if _, found := some[d.Address]; !found || d.Repeated {
 				continue
 			}
@@ -151,14 +147,13 @@ func Served(svc *dataplane.Service, family dataplane.Family, some map[netip.Addr
 			}
 		}
 		if svc.HealthCheckNodePort != 0 {
-			yield(healthClaim(svc.HealthCheckNodePort, family))
+			yield(nodePortClaim(svc.HealthCheckNodePort, v1alpha1.ProtocolTCP, family))
 		}
 	}
 }
 
-// SameClaims reports whether two states of a Service claim the same in the
-// same order of precedence. It is cheap, because it is asked on every change
-// of an endpoint.
+// SameClaims reports whether two states of a Service claim the same with the same precedence. It is
+// cheap, because every change of an endpoint calls it.
 func SameClaims(a, b *v1alpha1.ServiceProxyRulesSpec) bool {
 	return a.ServiceCreated.Equal(&b.ServiceCreated) &&
 		a.HealthCheckNodePort == b.HealthCheckNodePort &&

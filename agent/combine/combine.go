@@ -1,7 +1,6 @@
-// Package combine joins a Service's state, which is the same for all nodes,
-// with this node's members into what one IP family of the node should serve.
-// It is pure. Its input may have been edited by hand: what cannot be used is
-// skipped and reported, nothing makes it panic.
+// Package combine joins a Service's state, which is the same for all nodes, with this node's local
+// endpoints into what one IP family of the node should serve. It is pure. Users may have edited
+// its input: it skips and reports what it cannot use, and never panics.
 package combine
 
 import (
@@ -15,22 +14,22 @@ import (
 // maxAffinitySeconds is the longest session affinity that Kubernetes allows.
 const maxAffinitySeconds = 86400
 
-// Node is what combining needs to know of the node.
+// Node has the facts of the node that affect Services.
 type Node struct {
 	Name string
 	// Zone is empty for none.
 	Zone string
 }
 
-// Claim is an address, port and protocol that only one Service can have. A
-// node port has the unspecified address of its family.
+// Claim is an address, port and protocol that only one Service can have. A node port has the
+// unspecified address of its family.
 type Claim struct {
 	Address  netip.Addr
 	Port     uint16
 	Protocol v1alpha1.Protocol
 }
 
-// Input is what a Service of one family is combined from.
+// Input has what a Service of one family is combined from.
 type Input struct {
 	Name  dataplane.ServiceName
 	Rules *v1alpha1.ServiceProxyRulesSpec
@@ -38,15 +37,14 @@ type Input struct {
 	Members []v1alpha1.PortLocalEndpoints
 	Node    Node
 	Family  dataplane.Family
-	// Lost reports that another Service has the better claim. Nil: none is lost.
+	// Lost reports whether another Service has a claim. Nil: none is lost.
 	Lost func(Claim) bool
 	// Precedence is that of the Service.
 	Precedence dataplane.Precedence
 }
 
-// Service combines what one family of the node should serve. It returns nil
-// for a Service without a cluster IP of the family. The second result says
-// what in the input cannot be used.
+// Service combines what one family of the node should serve; nil for a Service without a cluster IP
+// of the family. The second result describes what in the input cannot be used.
 func Service(in Input) (*dataplane.Service, []string) {
 	r := &reader{family: in.Family}
 	svc := r.frame(in.Name, in.Rules)
@@ -57,7 +55,7 @@ func Service(in Input) (*dataplane.Service, []string) {
 	if Contestable(in.Rules) {
 		svc.Precedence = in.Precedence
 	}
-	if p := svc.HealthCheckNodePort; p != 0 && in.Lost != nil && in.Lost(healthClaim(p, in.Family)) {
+	if p := svc.HealthCheckNodePort; p != 0 && in.Lost != nil && in.Lost(nodePortClaim(p, v1alpha1.ProtocolTCP, in.Family)) {
 		svc.HealthCheckNodePort = 0
 	}
 	for _, p := range r.ports(in.Rules) {
@@ -73,16 +71,15 @@ func Service(in Input) (*dataplane.Service, []string) {
 	return svc, r.problems
 }
 
-// Contestable reports whether another Service may ask for something of this one
-// without having the same claim: a NodePort is also an address and port, on each
-// address of the node. Only data planes know these.
+// Contestable reports whether another Service may conflict with this one without having the same
+// claim: a NodePort is also an address and port, on each address of the node. Only data planes
+// know these.
 func Contestable(rules *v1alpha1.ServiceProxyRulesSpec) bool {
 	return len(rules.ExternalIPs)+len(rules.LoadBalancerIPs) > 0 ||
 		slices.ContainsFunc(rules.Ports, func(p v1alpha1.ServicePort) bool { return p.NodePort != 0 })
 }
 
-// Claims lists what the Service claims, in the families of its cluster IPs,
-// each once.
+// Claims lists what the Service claims, in the families of its cluster IPs, each once.
 func Claims(rules *v1alpha1.ServiceProxyRulesSpec) []Asked {
 	var claims []Asked
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
@@ -95,7 +92,7 @@ func Claims(rules *v1alpha1.ServiceProxyRulesSpec) []Asked {
 			claims = append(claims, portClaims(svc, &p.Port, family)...)
 		}
 		if p, ok := toPort(rules.HealthCheckNodePort); ok {
-			claims = append(claims, Asked{Claim: healthClaim(p, family)})
+			claims = append(claims, Asked{Claim: nodePortClaim(p, v1alpha1.ProtocolTCP, family)})
 		}
 	}
 	return claims
@@ -120,23 +117,15 @@ func portClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Fami
 }
 
 func nodePortClaim(port uint16, protocol v1alpha1.Protocol, family dataplane.Family) Claim {
-	return Claim{Address: everywhere(family), Port: port, Protocol: protocol}
-}
-
-// healthClaim is that of a health-check node port.
-func healthClaim(port uint16, family dataplane.Family) Claim {
-	return Claim{Address: everywhere(family), Port: port, Protocol: v1alpha1.ProtocolTCP}
-}
-
-func everywhere(family dataplane.Family) netip.Addr {
+	claim := Claim{Address: netip.IPv4Unspecified(), Port: port, Protocol: protocol}
 	if family == dataplane.IPv6 {
-		return netip.IPv6Unspecified()
+		claim.Address = netip.IPv6Unspecified()
 	}
-	return netip.IPv4Unspecified()
+	return claim
 }
 
 func loseClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family, lost func(Claim) bool) {
-	// At an address of a Node its port is whose node port it is.
+	// At an address of a Node, the Service with the node port has the port.
 	var anothers map[netip.Addr]struct{}
 	if len(svc.NodeAddresses) > 0 && lost(nodePortClaim(p.Port, p.Protocol, family)) {
 		anothers = svc.OfOthers([]netip.Addr{svc.ClusterIP})
@@ -152,8 +141,7 @@ func loseClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Fami
 	}
 }
 
-// frame returns a Service with its addresses, or nil without a cluster IP of
-// the family.
+// frame returns a Service with its addresses, or nil without a cluster IP of the family.
 func (r *reader) frame(name dataplane.ServiceName, rules *v1alpha1.ServiceProxyRulesSpec) *dataplane.Service {
 	clusterIPs := r.addrs("spec.clusterIPs", rules.ClusterIPs)
 	if len(clusterIPs) == 0 {
@@ -171,7 +159,7 @@ func (r *reader) frame(name dataplane.ServiceName, rules *v1alpha1.ServiceProxyR
 	}
 }
 
-// attributes sets what holds for all ports of the Service.
+// attributes sets what all ports of the Service share.
 func (r *reader) attributes(svc *dataplane.Service, rules *v1alpha1.ServiceProxyRulesSpec) {
 	svc.SourceRanges = r.sourceRanges(rules.LoadBalancerSourceRanges)
 	svc.ExternalLocal = r.isLocal("spec.externalTrafficPolicy", rules.ExternalTrafficPolicy)
@@ -199,8 +187,8 @@ func (r *reader) attributes(svc *dataplane.Service, rules *v1alpha1.ServiceProxy
 	}
 }
 
-// sourceRanges keeps this family's ranges, in order. None left, or one that holds every
-// address: no restriction.
+// sourceRanges returns this family's ranges, in order. None, or one of all addresses: no
+// restriction.
 func (r *reader) sourceRanges(texts []string) []netip.Prefix {
 	var ranges []netip.Prefix
 	for i, text := range texts {
@@ -232,8 +220,7 @@ func (r *reader) isLocal(field string, policy v1alpha1.TrafficPolicy) bool {
 	}
 }
 
-// eachOnce takes out what is there twice. The order stays: it is that in which
-// kube-proxy writes rules for clients.
+// eachOnce removes duplicates. It preserves the order, in which kube-proxy writes rules for clients.
 func eachOnce[T comparable](list []T) []T {
 	if len(list) < 2 {
 		return list
@@ -246,4 +233,30 @@ func eachOnce[T comparable](list []T) []T {
 		}
 	}
 	return out
+}
+
+// Equal reports whether two Services, either of which may be nil, are served in the same way.
+func Equal(a, b *dataplane.Service) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Name == b.Name && a.Precedence.Compare(b.Precedence) == 0 && a.ClusterIP == b.ClusterIP &&
+		a.ExternalLocal == b.ExternalLocal && a.InternalLocal == b.InternalLocal &&
+		a.AffinitySeconds == b.AffinitySeconds && a.HealthCheckNodePort == b.HealthCheckNodePort &&
+		a.LocalReady == b.LocalReady &&
+		a.IPVSScheduler == b.IPVSScheduler &&
+		slices.Equal(a.ExternalIPs, b.ExternalIPs) && slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs) &&
+		slices.Equal(a.NodeAddresses, b.NodeAddresses) &&
+		slices.Equal(a.SourceRanges, b.SourceRanges) &&
+		slices.EqualFunc(a.Ports, b.Ports, equalPort)
+}
+
+func equalPort(a, b dataplane.Port) bool {
+	return a.Name == b.Name && a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort &&
+		a.Available == b.Available &&
+		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
+		slices.Equal(a.Members, b.Members) && slices.Equal(a.Lost, b.Lost) &&
+		// A TCP connection without an answer goes to an endpoint of the current or former rules: a
+		// change of the other lists shows when one is gone.
+		(a.Protocol != v1alpha1.ProtocolUDP || slices.Equal(a.Serving, b.Serving))
 }

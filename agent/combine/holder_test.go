@@ -42,6 +42,6 @@ func TestHolder(t *testing.T) {
 		t.Errorf("%s has it (%t), want shop/cart", got, found)
 	}
 	if got, found := set.Holders.Of(Claim{Address: netip.MustParseAddr("198.51.100.21"), Port: port, Protocol: protocol}); found {
-		t.Errorf("%s has what nobody wants", got)
+		t.Errorf("%s has what no Service claims", got)
 	}
 }

@@ -150,9 +150,9 @@ func TestConcernedByNodePorts(t *testing.T) {
 		t.Errorf("%d are concerned by each other", len(got))
 	}
 	if claim := nodePortClaim(30080, v1alpha1.ProtocolTCP, dataplane.IPv4); r.Lost(one, claim) {
-		t.Error("one yields to nobody's node port")
+		t.Error("one yields although no Service has the node port")
 	} else if _, found := r.Holder(claim); found {
-		t.Error("somebody has a node port that nobody asks for")
+		t.Error("a Service has a node port that no Service claims")
 	}
 	owner := add("owner", "cluster 172.30.0.4 nodeport 30080")
 	if got := r.Set(owner, nil, claims(owner)); len(got) != 2 {

@@ -11,34 +11,31 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Set is what one IP family of a node should hold by its objects alone.
+// Set is the desired state of one IP family of a node by its objects alone.
 type Set struct {
-	Family dataplane.Family
-	// NodeName is that of the node, Mode that of its settings.
+	Family   dataplane.Family
 	NodeName string
 	Mode     v1alpha1.ProxyMode
 	Node     dataplane.Node
 	Services map[dataplane.ServiceName]*dataplane.Service
-	// Problems say what in a Service's object cannot be used.
+	// Problems describe what in a Service's object cannot be used.
 	Problems map[dataplane.ServiceName][]string
-	// LeftOut says, by the name of a ServiceProxyRules, why nothing of it is used.
+	// LeftOut is why nothing of a ServiceProxyRules, by its name, is used.
 	LeftOut map[string]string
-
-	// Holders tell which Service has what several want.
 	Holders Holders
 }
 
-// Holders knows which Service has each claim, by the objects alone: an agent that still
-// holds the rules of a Service whose object has vanished may decide otherwise.
+// Holders has the Service of each claim by the objects alone: an agent with retained rules may decide
+// otherwise.
 type Holders struct{ claims Registry[*whole] }
 
-// HoldersOf reads what Services claim. What agents would leave out claims nothing.
+// HoldersOf reads the claims of Services, without those that agents would leave out.
 func HoldersOf(services []v1alpha1.ServiceProxyRules) Holders {
 	_, holders, _ := readAll(services)
 	return holders
 }
 
-// Of returns the Service that has a claim, whether others want the same or not.
+// Of returns the Service that has a claim.
 func (h Holders) Of(claim Claim) (dataplane.ServiceName, bool) {
 	holder, found := h.claims.Holder(claim)
 	if !found {
@@ -47,8 +44,8 @@ func (h Holders) Of(claim Claim) (dataplane.ServiceName, bool) {
 	return holder.name, true
 }
 
-// At returns the Service that has a port at one of the addresses of another Service's rules,
-// or of its own: at an address of a Node the one whose node port it is.
+// At returns the Service that has a port at one of the addresses of its own or another Service's
+// rules: at an address of a Node, the one whose node port it is.
 func (h Holders) At(rules *v1alpha1.ServiceProxyRulesSpec, claim Claim) (dataplane.ServiceName, bool) {
 	if slices.Contains(rules.NodeAddresses, claim.Address.String()) {
 		family := dataplane.IPv4
@@ -62,7 +59,7 @@ func (h Holders) At(rules *v1alpha1.ServiceProxyRulesSpec, claim Claim) (datapla
 	return h.Of(claim)
 }
 
-// readAll takes the objects that can be used, and says by name why the others cannot.
+// readAll returns the usable objects, and by name why others cannot be used.
 func readAll(services []v1alpha1.ServiceProxyRules) (all []*whole, holders Holders, leftOut map[string]string) {
 	all = make([]*whole, 0, len(services))
 	holders, leftOut = Holders{claims: Registry[*whole]{}}, map[string]string{}
@@ -78,16 +75,15 @@ func readAll(services []v1alpha1.ServiceProxyRules) (all []*whole, holders Holde
 	return all, holders, leftOut
 }
 
-// Whole combines all objects of a node: what an agent wants that has seen these
-// and nothing before. It fails for NodeProxyRules that no agent of this release
-// would put in force.
+// Whole combines all objects of a node: the desired state of an agent that has seen nothing before.
+// It fails for NodeProxyRules that no agent of this release would apply.
 func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, family dataplane.Family) (*Set, error) {
-	if !knownFormat(node.Spec.FormatVersion) {
-		return nil, fmt.Errorf("NodeProxyRules %s: %s", node.Name, unknownFormat(node.Spec.FormatVersion))
+	if why := unknownFormat(node.Spec.FormatVersion); why != "" {
+		return nil, fmt.Errorf("NodeProxyRules %s: %s", node.Name, why)
 	}
 	settings := v1alpha1.CompleteSettings(&node.Spec.Settings)
 	if errs := v1alpha1.ValidateSettings(settings); len(errs) > 0 {
-		return nil, fmt.Errorf("NodeProxyRules %s: no agent puts such settings in force: %w", node.Name, errs.ToAggregate())
+		return nil, fmt.Errorf("NodeProxyRules %s: no agent applies such settings: %w", node.Name, errs.ToAggregate())
 	}
 	all, holders, leftOut := readAll(services)
 	set := &Set{
@@ -117,7 +113,7 @@ func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules,
 	return set, nil
 }
 
-// whole is a Service of which all is known.
+// whole is a Service whose object is known completely.
 type whole struct {
 	name       dataplane.ServiceName
 	rules      *v1alpha1.ServiceProxyRulesSpec
@@ -129,14 +125,15 @@ func (w *whole) Precedes(o *whole) bool {
 	return cmp.Or(w.precedence.Compare(o.precedence), w.name.Compare(o.name)) < 0
 }
 
-// known takes an object, or says why nothing of it is used.
+// known returns the Service of an object, or why nothing of it is used.
 func known(object *v1alpha1.ServiceProxyRules) (w *whole, why string) {
 	name, ok := ServiceOf(object.Name)
+	why = unknownFormat(object.Spec.FormatVersion)
 	switch {
 	case !ok:
 		return nil, "it is not named <namespace>.<service>; the controller renders none like it"
-	case !knownFormat(object.Spec.FormatVersion):
-		return nil, unknownFormat(object.Spec.FormatVersion)
+	case why != "":
+		return nil, why
 	case object.Spec.Released:
 		return nil, "it is released: the Service has ended, or is not proxied any more"
 	}
@@ -145,11 +142,13 @@ func known(object *v1alpha1.ServiceProxyRules) (w *whole, why string) {
 	}, ""
 }
 
-func knownFormat(version int32) bool { return slices.Contains(v1alpha1.FormatVersions(), version) }
-
-// unknownFormat says why nothing can be made of a format.
+// unknownFormat returns why a format is unknown; empty: it is known.
 func unknownFormat(version int32) string {
-	if known := v1alpha1.FormatVersions(); version < known[0] {
+	known := v1alpha1.FormatVersions()
+	if slices.Contains(known, version) {
+		return ""
+	}
+	if version < known[0] {
 		return fmt.Sprintf("spec.formatVersion %d is no format: the first is %d", version, known[0])
 	}
 	return fmt.Sprintf("spec.formatVersion %d is of a newer release (formats up to %d are known)", version, v1alpha1.FormatVersion)
@@ -162,8 +161,7 @@ func ServiceOf(object string) (dataplane.ServiceName, bool) {
 	return dataplane.ServiceName{Namespace: namespace, Name: name}, ok
 }
 
-// Members returns a node's members by Service. Of two entries for one the last
-// counts.
+// Members returns a node's local endpoints by Service. Of two entries for one, the last counts.
 func Members(list []v1alpha1.ServiceLocalEndpoints) map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints {
 	members := make(map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints, len(list))
 	for i := range list {
@@ -172,8 +170,8 @@ func Members(list []v1alpha1.ServiceLocalEndpoints) map[dataplane.ServiceName]*v
 	return members
 }
 
-// Facts are what one family's data plane needs to know of the node, with
-// complete settings. What cannot be parsed is left out.
+// Facts returns the facts of the node for one family's data plane, with complete settings. It leaves
+// out what it cannot parse.
 func Facts(facts *v1alpha1.NodeFacts, settings *v1alpha1.ProxySettings, family dataplane.Family) dataplane.Node {
 	node := dataplane.Node{Settings: settings}
 	for _, text := range facts.Addresses {

@@ -10,8 +10,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestWholeRefuses: what an agent would not put in force is an error, and what it
-// would ignore is left out and said.
+// TestWholeRefuses: what an agent would not apply is an error, and what it would ignore is left out and
+// reported.
 func TestWholeRefuses(t *testing.T) {
 	node := func(edit func(*v1alpha1.NodeProxyRulesSpec)) *v1alpha1.NodeProxyRules {
 		o := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
@@ -23,7 +23,7 @@ func TestWholeRefuses(t *testing.T) {
 		"NodeProxyRules node-1: spec.formatVersion 0 is no format: the first is 1":                       func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 0 },
 		"NodeProxyRules node-1: spec.formatVersion -3 is no format":                                      func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = -3 },
 		"NodeProxyRules node-1: spec.formatVersion 99 is of a newer release (formats up to 1 are known)": func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 },
-		"NodeProxyRules node-1: no agent puts such settings in force: spec.settings.mode": func(s *v1alpha1.NodeProxyRulesSpec) {
+		"NodeProxyRules node-1: no agent applies such settings: spec.settings.mode": func(s *v1alpha1.NodeProxyRulesSpec) {
 			mode := v1alpha1.ProxyMode("Magic")
 			s.Settings.Mode = &mode
 		},

@@ -8,28 +8,29 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 const (
-	// minPause is the least time between two passes. A pass also takes at most
-	// a fifth of the time, so that reading a table of millions of entries does
-	// not become the node's main work.
+	// minPause is the least time between two passes. A pass also takes at most a fifth of the
+	// time, so that a table of millions of entries does not occupy the node.
 	minPause    = time.Second
 	pauseFactor = 4
 	// shortestRetry and longestRetry bound the pauses after failed passes.
 	shortestRetry = 250 * time.Millisecond
 	longestRetry  = 30 * time.Second
-	// maxExamples bounds what is logged of one pass.
+	// maxExamples bounds how many flows of one pass are logged.
 	maxExamples = 5
-	// maxSilent bounds how many connections are looked at again.
+	// maxSilent bounds how many connections are checked again.
 	maxSilent = 1 << 16
 )
 
-// Options are what a Cleaner needs.
+// Options configure a Cleaner. All are required.
 type Options struct {
 	Family dataplane.Family
 	// Protocol is UDP or TCP.
@@ -37,31 +38,29 @@ type Options struct {
 	Table    Table
 	Clock    clock.Clock
 	Log      logr.Logger
-	// May reports whether flows may be removed now. It is asked before each one.
-	// Nil: always.
+	// May reports whether flows may be removed now. It is called before each removal.
 	May func() bool
-	// Report is called after every pass. Nil: nobody is told.
+	// Report is called after every pass.
 	Report func(dataplane.Family, Pass)
 }
 
-// Pass is what one comparison of flows to the rules did.
+// Pass is the result of one comparison of flows to the rules.
 type Pass struct {
-	// Removed counts the flows that were removed.
+	// Removed counts the removed flows.
 	Removed map[Reason]int
-	// Read is the number of flows that were looked at.
+	// Read is the number of flows that were checked.
 	Read int
 	// Took is how long it took.
 	Took time.Duration
-	// Err is why it was not complete. It is tried again.
+	// Err is why it was incomplete. It is retried.
 	Err error
 }
 
-// Cleaner removes the stale flows of one IP family and protocol whenever rules
-// have changed.
+// Cleaner removes the stale flows of one IP family and protocol when rules have changed.
 type Cleaner struct {
 	options Options
 	log     logr.Logger
-	wake    chan struct{}
+	wake    pause.Wake
 
 	mu    sync.Mutex // guards state
 	state *state
@@ -69,10 +68,10 @@ type Cleaner struct {
 	// Only Run uses these.
 	failures int       // passes in a row
 	next     time.Time // the earliest time of the next pass
-	failure  string    // that was last logged
-	// silent are the connections that the last pass would have removed, had it
-	// known for how long nobody has answered them.
-	silent map[Flow]struct{}
+	failing  bool      // the last pass failed, which was logged
+	// silent are the connections that the last pass would have removed if it had known how long
+	// they have been without an answer.
+	silent sets.Set[Flow]
 }
 
 // New returns a Cleaner that does nothing until it runs.
@@ -80,89 +79,70 @@ func New(options Options) *Cleaner {
 	return &Cleaner{
 		options: options,
 		log:     options.Log.WithValues("ipFamily", options.Family, "protocol", options.Protocol),
-		wake:    make(chan struct{}, 1),
+		wake:    pause.NewWake(),
 		state:   newState(options.Protocol),
 	}
 }
 
-// Committed says that the kernel has r, but for what result says. Flows that
-// contradict that are removed soon, by Run. It must not be called before the
-// rules are in the kernel: a flow that is removed earlier is made again by the
-// old ones. It reads r only during the call, and keeps Services.
+// Committed records that r was applied with a result. Run soon removes flows that contradict it.
+// Call it only when the kernel has the rules: old rules would recreate a flow that is removed
+// earlier. It reads r only during the call, but retains Services.
 func (c *Cleaner) Committed(r *dataplane.Ruleset, result dataplane.Result) {
 	c.mu.Lock()
 	c.state.commit(r, result)
-	waiting := !c.state.work.empty()
 	c.mu.Unlock()
-	if !waiting {
-		return
+	if c.pending() {
+		c.wake.Up()
 	}
-	select {
-	case c.wake <- struct{}{}:
-	default: // it is awake
-	}
+}
+
+func (c *Cleaner) pending() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.state.work.empty()
 }
 
 // Run removes stale flows until ctx is done.
 func (c *Cleaner) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		wait, timed := c.turn(ctx)
-		if !timed {
-			select {
-			case <-ctx.Done():
-			case <-c.wake:
-			}
-			continue
-		}
-		timer := c.options.Clock.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-		case <-c.wake:
-		case <-timer.C():
-		}
-		timer.Stop()
+		c.wake.For(ctx, c.options.Clock, c.step(ctx))
 	}
 }
 
-// turn makes a pass if one is due. It returns how long to wait for the next,
-// or false if there is nothing to wait for but news.
-func (c *Cleaner) turn(ctx context.Context) (time.Duration, bool) {
-	c.mu.Lock()
-	waiting := !c.state.work.empty()
-	c.mu.Unlock()
-	if !waiting {
-		return 0, false
+// step makes a pass if one is due, and returns how long to wait for the next one.
+func (c *Cleaner) step(ctx context.Context) time.Duration {
+	if !c.pending() {
+		return pause.Forever
 	}
 	if wait := c.next.Sub(c.options.Clock.Now()); wait > 0 {
-		return wait, true
+		return wait
 	}
-	if !c.may() {
-		return longestRetry, true
+	if !c.options.May() {
+		return longestRetry
 	}
 	pass := c.pass(ctx)
 	if ctx.Err() != nil {
-		return 0, false
+		return pause.Forever
 	}
+	c.options.Report(c.options.Family, pass)
 	if errors.Is(pass.Err, errMayNot) {
-		c.report(pass)
-		return longestRetry, true
+		return longestRetry
 	}
-	c.tell(pass)
-	pause := max(minPause, pauseFactor*pass.Took)
+	c.logPass(pass)
+	wait := minPause
 	if pass.Err != nil {
-		pause = max(min(shortestRetry<<min(c.failures, 10), longestRetry), pauseFactor*pass.Took)
+		wait = min(shortestRetry<<min(c.failures, 10), longestRetry)
 		c.failures++
 	} else {
 		c.failures = 0
 	}
-	c.next = c.options.Clock.Now().Add(pause)
-	return pause, true
+	wait = max(wait, pauseFactor*pass.Took)
+	c.next = c.options.Clock.Now().Add(wait)
+	return wait
 }
 
-// errMayNot is why a pass ends when flows may not be removed any more.
+// errMayNot ends a pass.
 var errMayNot = errors.New("flows may not be removed any more")
-
-func (c *Cleaner) may() bool { return c.options.May == nil || c.options.May() }
 
 // pass compares flows to the rules once.
 func (c *Cleaner) pass(ctx context.Context) Pass {
@@ -172,7 +152,7 @@ func (c *Cleaner) pass(ctx context.Context) Pass {
 	node := c.state.node
 	c.mu.Unlock()
 	out := Pass{Removed: map[Reason]int{}}
-	silent := map[Flow]struct{}{}
+	silent := sets.Set[Flow]{}
 	out.Err = c.compare(ctx, plan, &node, &out, silent)
 	c.silent = silent
 	if out.Err != nil || len(silent) > 0 {
@@ -184,13 +164,13 @@ func (c *Cleaner) pass(ctx context.Context) Pass {
 	return out
 }
 
-// compare removes what contradicts the plan, and notes in silent what only the
-// next pass can be sure of.
-func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node, out *Pass, silent map[Flow]struct{}) error {
+// compare removes what contradicts the plan, and adds to silent what only the next pass can
+// decide.
+func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node, out *Pass, silent sets.Set[Flow]) error {
 	if len(plan.filters) == 0 {
 		return nil
 	}
-	if plan.usesNodePorts() {
+	if plan.nodePorts {
 		local, err := c.options.Table.LocalAddresses(c.options.Family)
 		if err != nil {
 			return err
@@ -209,16 +189,15 @@ func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node,
 		}
 		out.Read++
 		reason := plan.judge(f)
-		if reason == "" {
+		switch {
+		case reason == "":
 			return
-		}
-		if !c.sure(f, reason) {
+		case !c.sure(f, reason):
 			if len(silent) < maxSilent {
-				silent[f] = struct{}{}
+				silent.Insert(f)
 			}
 			return
-		}
-		if !c.may() {
+		case !c.options.May():
 			stopped = true
 			stop()
 			return
@@ -229,9 +208,8 @@ func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node,
 			if firstFailure == nil {
 				firstFailure = err
 			}
-			return
 		}
-		if !removed {
+		if err != nil || !removed {
 			return
 		}
 		out.Removed[reason]++
@@ -248,27 +226,15 @@ func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node,
 	return errors.Join(walk, firstFailure)
 }
 
-// sure reports whether a stale flow may be removed by now. A connection that has
-// just begun may be answered by an endpoint that is about to go, at this very
-// moment; what had no answer in the pass before will have none. To an address that
-// is not translated nobody answers.
+// sure reports whether a stale flow may be removed now. An endpoint that is about to end may
+// just be answering a new connection; one without an answer in two passes will get none. An
+// address that is not translated never answers.
 func (c *Cleaner) sure(f Flow, reason Reason) bool {
-	if f.Protocol != v1alpha1.ProtocolTCP || reason == NotTranslated {
-		return true
-	}
-	_, found := c.silent[f]
-	return found
+	return f.Protocol != v1alpha1.ProtocolTCP || reason == NotTranslated || c.silent.Has(f)
 }
 
-func (c *Cleaner) report(pass Pass) {
-	if c.options.Report != nil {
-		c.options.Report(c.options.Family, pass)
-	}
-}
-
-// tell logs and reports a pass.
-func (c *Cleaner) tell(pass Pass) {
-	c.report(pass)
+// logPass logs a pass, and failures once.
+func (c *Cleaner) logPass(pass Pass) {
 	total := 0
 	for _, n := range pass.Removed {
 		total += n
@@ -278,15 +244,12 @@ func (c *Cleaner) tell(pass Pass) {
 	} else {
 		c.log.V(4).Info("No stale flows", "read", pass.Read, "duration", pass.Took)
 	}
-	failure := ""
-	if pass.Err != nil {
-		failure = pass.Err.Error()
-	}
+	failing := pass.Err != nil
 	switch {
-	case failure != "" && c.failure == "":
-		c.log.Error(pass.Err, "Could not remove all stale flows: clients may go on sending to endpoints that are gone, or to nobody. Trying again with growing pauses; see that the kernel has nf_conntrack_netlink and that the agent has CAP_NET_ADMIN")
-	case failure == "" && c.failure != "":
+	case failing && !c.failing:
+		c.log.Error(pass.Err, "Could not remove all stale flows; retrying with growing pauses. Clients may continue to send to endpoints that are gone. Check that the kernel has nf_conntrack_netlink and that the agent has CAP_NET_ADMIN")
+	case !failing && c.failing:
 		c.log.Info("Removing stale flows works again")
 	}
-	c.failure = failure
+	c.failing = failing
 }

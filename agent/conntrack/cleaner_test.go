@@ -153,6 +153,7 @@ func running(t *testing.T, table *fakeTable, test func(c *Cleaner, passes func()
 			return slices.Clone(made)
 		}
 		options := Options{Family: dataplane.IPv4, Protocol: v1alpha1.ProtocolUDP, Table: table, Clock: clock.RealClock{},
+			May: func() bool { return true },
 			Report: func(_ dataplane.Family, p Pass) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -448,9 +449,9 @@ func TestFilters(t *testing.T) {
 func TestWhatIsRememberedIsBounded(t *testing.T) {
 	s := newState(v1alpha1.ProtocolUDP)
 	for i := range 2 * maxFormer {
-		s.work.former.add(served{address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 53)})
+		s.work.addFormer(Filter{netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 53})
 	}
-	if got := s.work.former.len(); got != maxFormer {
+	if got := len(s.work.former); got != maxFormer {
 		t.Errorf("%d addresses are remembered", got)
 	}
 }
@@ -494,15 +495,14 @@ func TestWorkThatFailedWaitsAgain(t *testing.T) {
 	_, w := s.take()
 	s.commit(ruleset(false, list{serving(b)}, "o"), dataplane.Result{})
 	s.putBack(w)
-	if p, _ := s.take(); len(p.filters) != 2 || len(p.former.addresses) != 1 {
-		t.Errorf("what came meanwhile and what failed: filters %v, former %v", p.filters, p.former.addresses)
+	if p, _ := s.take(); len(p.filters) != 2 || len(p.former) != 1 {
+		t.Errorf("what came meanwhile and what failed: filters %v, former %v", p.filters, p.former)
 	}
 }
 
-// TestTCPIsRemovedOnceNobodyHasAnsweredForAWhile: what is not translated at once,
-// the others if they wait still when they are looked at again, and none of a
-// Service that has ended.
-func TestTCPIsRemovedOnceNobodyHasAnsweredForAWhile(t *testing.T) {
+// TestTCPIsRemovedAfterTwoPassesWithoutAnAnswer: untranslated connections at once, others if the next
+// pass finds them without an answer too, and none of a Service that has ended.
+func TestTCPIsRemovedAfterTwoPassesWithoutAnAnswer(t *testing.T) {
 	tcp := func(destination, endpoint string) Flow {
 		f := flow(destination, endpoint)
 		f.Protocol = v1alpha1.ProtocolTCP

@@ -22,6 +22,6 @@ func TestGrowth(t *testing.T) {
 		}
 		return s
 	}, func(s *dataplane.Service) {
-		eachServed(s, v1alpha1.ProtocolUDP, func(served, *dataplane.Port) {})
+		eachServed(s, v1alpha1.ProtocolUDP, func(Filter, *dataplane.Port) {})
 	})
 }

@@ -16,11 +16,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Kernel is the table of the network namespace that its methods are called in.
+// Kernel is the table of the calling thread's network namespace. The netlink library can neither
+// filter a dump in the kernel nor visit its flows one by one, nor read status and ID of a flow.
 type Kernel struct {
 	// unfiltered: the kernel does not filter dumps.
 	unfiltered atomic.Bool
-	// delivered counts the entries that the kernel has handed over.
+	// delivered counts the entries that the kernel has delivered.
 	delivered atomic.Int64
 }
 
@@ -29,9 +30,8 @@ func NewKernel() *Kernel { return &Kernel{} }
 
 var _ Table = (*Kernel)(nil)
 
-// Walk implements Table. The kernel hands over only what the filters match; one
-// older than Linux 5.8 hands over everything, which then is looked through
-// here.
+// Walk implements Table. The kernel delivers only what the filters match; before Linux 5.8 it
+// delivers everything, which is filtered here.
 func (k *Kernel) Walk(ctx context.Context, family dataplane.Family, protocol v1alpha1.Protocol, filters []Filter, visit func(Flow)) error {
 	for _, filter := range filters {
 		if k.unfiltered.Load() {
@@ -42,7 +42,7 @@ func (k *Kernel) Walk(ctx context.Context, family dataplane.Family, protocol v1a
 			switch {
 			case filter.matches(f):
 				visit(f)
-			case !asked.matches(f): // it does not even know that there are filters
+			case !asked.matches(f): // the kernel does not know filters
 				k.unfiltered.Store(true)
 			}
 		})
@@ -62,13 +62,13 @@ func (k *Kernel) Walk(ctx context.Context, family dataplane.Family, protocol v1a
 		}
 	})
 	if err != nil {
-		k.unfiltered.Store(false) // it may not have been the filter
+		k.unfiltered.Store(false) // the filter may not have been the cause
 		return fmt.Errorf("reading the connection tracking table of %s: %w", family, err)
 	}
 	return nil
 }
 
-// dump calls visit with each flow of the protocol as it comes.
+// dump calls visit with each flow of the protocol as it arrives.
 func (k *Kernel) dump(ctx context.Context, family dataplane.Family, protocol v1alpha1.Protocol, filter *Filter, visit func(Flow)) error {
 	socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -76,12 +76,11 @@ func (k *Kernel) dump(ctx context.Context, family dataplane.Family, protocol v1a
 	}
 	defer socket.Close()
 	if err := errors.Join(socket.SetSendTimeout(&nl.SocketTimeoutTv), socket.SetReceiveTimeout(&nl.SocketTimeoutTv)); err != nil {
-		return fmt.Errorf("limiting the time of a netlink socket: %w", err)
+		return fmt.Errorf("setting timeouts of a netlink socket: %w", err)
 	}
-	// The rest of a dump that nobody wants any more is not waited for.
-	stop := context.AfterFunc(ctx, socket.Close)
+	stop := context.AfterFunc(ctx, socket.Close) // do not wait for the rest of a canceled dump
 	defer stop()
-	request := nl.NewNetlinkRequest(messageTypeGet, unix.NLM_F_DUMP)
+	request := nl.NewNetlinkRequest(requestGet, unix.NLM_F_DUMP)
 	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}}
 	request.AddRawData(dumpMessage(family, protocol, filter))
 	err = request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
@@ -99,7 +98,7 @@ func (k *Kernel) dump(ctx context.Context, family dataplane.Family, protocol v1a
 
 // Delete implements Table.
 func (k *Kernel) Delete(f Flow) (bool, error) {
-	request := nl.NewNetlinkRequest(messageTypeDelete, unix.NLM_F_ACK)
+	request := nl.NewNetlinkRequest(requestDelete, unix.NLM_F_ACK)
 	request.AddRawData(deleteMessage(f))
 	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
 	switch {
@@ -115,4 +114,21 @@ func (k *Kernel) Delete(f Flow) (bool, error) {
 func (k *Kernel) LocalAddresses(family dataplane.Family) ([]netip.Addr, error) {
 	addresses, err := dataplane.InterfaceAddresses()
 	return slices.DeleteFunc(addresses, func(a netip.Addr) bool { return !family.Of(a) }), err
+}
+
+// readCounters adds up the counters of all CPUs, of the calling thread's network namespace. It
+// costs less than reading /proc/net/stat, which is that of the process's first thread and not
+// in every kernel.
+func readCounters() (Counters, error) {
+	request := nl.NewNetlinkRequest(requestCPUStats, unix.NLM_F_DUMP)
+	request.AddRawData(header(unix.AF_UNSPEC))
+	messages, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return Counters{}, fmt.Errorf("netlink request, which needs nf_conntrack_netlink and CAP_NET_ADMIN: %w", err)
+	}
+	var sum Counters
+	for _, message := range messages {
+		sum.add(message)
+	}
+	return sum, nil
 }

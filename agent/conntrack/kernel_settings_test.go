@@ -13,7 +13,7 @@ import (
 // of the table does not: nothing changes it, and it is said.
 func TestSettingsInANetworkNamespace(t *testing.T) {
 	onRealKernel(t)
-	k := NewSettings("")
+	k := NewSystem("")
 	before, err := k.read(sysctlMax)
 	if err != nil {
 		t.Fatal(err)
@@ -45,21 +45,21 @@ func TestSettingsInANetworkNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := k.Tune(settings); len(got.Changes) != 1 || got.Changes[0].From != 99 || got.Changes[0].To != 31 {
-		t.Errorf("what somebody has changed is not put right: %+v", got.Changes)
+		t.Errorf("a change by another program is not corrected: %+v", got.Changes)
 	}
 }
 
-// TestFiguresInANetworkNamespace compares them to what the program conntrack
+// TestStatisticsInANetworkNamespace compares them to what the program conntrack
 // tells.
-func TestFiguresInANetworkNamespace(t *testing.T) {
+func TestStatisticsInANetworkNamespace(t *testing.T) {
 	onRealKernel(t)
 	m := NewSystem("")
-	empty, err := m.Figures()
+	empty, err := m.Statistics()
 	if err != nil || empty.Entries != 0 || empty.Max == 0 || empty.Buckets == 0 || empty.Counters != (Counters{}) {
 		t.Fatalf("in a new namespace: %+v, %v", empty, err)
 	}
 	fillTCP(t, 20)
-	got, err := m.Figures()
+	got, err := m.Statistics()
 	if err != nil || got.Entries != 20 || got.Max != empty.Max {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -78,11 +78,11 @@ func TestFiguresInANetworkNamespace(t *testing.T) {
 	}
 }
 
-func BenchmarkFigures(b *testing.B) {
+func BenchmarkStatistics(b *testing.B) {
 	onRealKernel(b)
 	m := NewSystem("")
 	for b.Loop() {
-		if _, err := m.Figures(); err != nil {
+		if _, err := m.Statistics(); err != nil {
 			b.Fatal(err)
 		}
 	}

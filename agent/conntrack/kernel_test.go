@@ -127,15 +127,8 @@ func fillTCP(t testing.TB, n int) {
 
 // insert makes an entry without the time that a program takes.
 func insert(f Flow, protocol byte) error {
-	tuple := func(source, destination netip.AddrPort) []byte {
-		proto := nlattr.Append(nil, attrProtoNumber, []byte{protocol})
-		proto = nlattr.Append(proto, attrProtoSrcPort, binary.BigEndian.AppendUint16(nil, source.Port()))
-		proto = nlattr.Append(proto, attrProtoDstPort, binary.BigEndian.AppendUint16(nil, destination.Port()))
-		ip := appendAddress(appendAddress(nil, true, source.Addr()), false, destination.Addr())
-		return nlattr.Append(nlattr.Append(nil, attrTupleIP|nlattr.Nested, ip), attrTupleProto|nlattr.Nested, proto)
-	}
-	b := nlattr.Append(header(dataplane.IPv4), attrTupleOrig|nlattr.Nested, tuple(f.Source, f.Destination))
-	b = nlattr.Append(b, attrTupleReply|nlattr.Nested, tuple(f.Destination, f.Source))
+	b := nlattr.Append(headerOf(dataplane.IPv4), nl.CTA_TUPLE_ORIG|nlattr.Nested, tupleOf(protocol, f.Source, f.Destination))
+	b = nlattr.Append(b, nl.CTA_TUPLE_REPLY|nlattr.Nested, tupleOf(protocol, f.Destination, f.Source))
 	b = nlattr.Append(b, 7, binary.BigEndian.AppendUint32(nil, 600)) // timeout
 	if protocol == unix.IPPROTO_TCP {
 		b = nlattr.Append(b, 4|nlattr.Nested, nlattr.Append(nil, 1|nlattr.Nested, nlattr.Append(nil, 1, []byte{nl.TCP_CONNTRACK_ESTABLISHED})))
@@ -293,7 +286,7 @@ func TestWalkEndsWithItsContext(t *testing.T) {
 	onRealKernel(t)
 	for i := range 3000 {
 		f := Flow{Source: netip.AddrPortFrom(netip.MustParseAddr("10.9.0.1"), uint16(1000+i)), Destination: netip.MustParseAddrPort("10.96.0.10:53")}
-		if err := insert(f, protocolUDP); err != nil {
+		if err := insert(f, unix.IPPROTO_UDP); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -329,7 +322,7 @@ func TestCleanerOnRealKernel(t *testing.T) {
 	k := NewKernel()
 	mode := v1alpha1.ModeIPVS // what is made from outside is not of nat
 	clean := func(family dataplane.Family, services ...*dataplane.Service) Pass {
-		c := New(Options{Family: family, Protocol: v1alpha1.ProtocolUDP, Table: k, Clock: clock.RealClock{}, Log: logr.Discard()})
+		c := New(Options{Family: family, Protocol: v1alpha1.ProtocolUDP, Table: k, Clock: clock.RealClock{}, Log: logr.Discard(), May: func() bool { return true }})
 		r := ruleset(true, services)
 		r.Mode = mode
 		c.Committed(r, dataplane.Result{OwnFlows: mode == v1alpha1.ModeIPVS})
@@ -377,7 +370,7 @@ func benchmark(b *testing.B, filter Filter, unfiltered bool) {
 	to := netip.MustParseAddrPort("10.96.0.20:53")
 	for i := range 100_000 {
 		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 8, byte(i >> 8), byte(i)}), uint16(1000+i>>16))
-		if err := insert(Flow{Source: from, Destination: to}, protocolUDP); err != nil {
+		if err := insert(Flow{Source: from, Destination: to}, unix.IPPROTO_UDP); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -4,52 +4,43 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 const (
-	// maxFilters is the most filters of one pass. Each has the kernel look at
-	// the whole table once, which pays off only against having all flows of the
-	// protocol copied out.
+	// maxFilters bounds the filters of one pass. For each, the kernel scans the whole table,
+	// which is only cheaper than copying all flows of the protocol if there are few.
 	maxFilters = 4
 	// fewEndpoints are searched one by one.
 	fewEndpoints = 16
 )
 
-// plan says which flows of one family and protocol contradict the rules.
+// plan decides which flows of one family and protocol contradict the rules. Its keys are
+// destinations: an address with a port, or a port alone, which is a node port.
 type plan struct {
-	protocol  v1alpha1.Protocol
-	addresses map[netip.AddrPort]*target
-	nodePorts map[uint16]*target
-	former    former
-	// ownFlows: what was translated by something else than table nat goes on.
+	protocol v1alpha1.Protocol
+	targets  map[Filter]*target
+	former   sets.Set[Filter] // no longer served
+	// nodePorts: there are any, so answers is needed.
+	nodePorts bool
+	// ownFlows: flows that are not translated by table nat are valid.
 	ownFlows bool
 	// own are the addresses of this Node.
 	own []netip.Addr
-	// filters choose the flows that have to be looked at.
+	// filters select the flows to check.
 	filters []Filter
 	// answers reports whether NodePorts answer on an address.
 	answers func(netip.Addr) bool
 }
 
-// former is what was served and is not any more.
-type former struct {
-	addresses map[netip.AddrPort]struct{}
-	nodePorts map[uint16]struct{}
-}
-
-func newFormer() former {
-	return former{addresses: map[netip.AddrPort]struct{}{}, nodePorts: map[uint16]struct{}{}}
-}
-
-func (f former) len() int { return len(f.addresses) + len(f.nodePorts) }
-
-// target is where flows to an address or node port may go.
+// target is where flows to a destination may go.
 type target struct {
 	endpoints []netip.AddrPort
-	set       map[netip.AddrPort]struct{} // of many endpoints, once asked for
-	// unknown: it cannot be told what the kernel does with such flows.
+	set       sets.Set[netip.AddrPort] // of many endpoints, built on first use
+	// unknown: it is unknown what the kernel does with such flows.
 	unknown bool
 }
 
@@ -58,19 +49,15 @@ func (t *target) has(e netip.AddrPort) bool {
 		return slices.Contains(t.endpoints, e)
 	}
 	if t.set == nil {
-		t.set = make(map[netip.AddrPort]struct{}, len(t.endpoints))
-		for _, e := range t.endpoints {
-			t.set[e] = struct{}{}
-		}
+		t.set = sets.New(t.endpoints...)
 	}
-	_, found := t.set[e]
-	return found
+	return t.set.Has(e)
 }
 
-// judge returns why a flow to the target is stale; empty: it is not. A flow to
-// any endpoint that still receives traffic is kept, also if the rules of this
-// node would not choose it now: policies and hints are for new flows. One that the
-// rules of nat translate goes on in a mode that translates by itself, but not the other way round.
+// judge returns why a flow to the target is stale; empty: it is not. A flow to any endpoint that
+// still gets traffic is valid, even if the rules of this node would not select it now: policies
+// and hints apply to new flows. A mode that translates flows itself preserves those of table
+// nat, but not the other way round.
 func (t *target) judge(f Flow, ownFlows bool) Reason {
 	switch {
 	case t.unknown:
@@ -90,37 +77,35 @@ func (t *target) judge(f Flow, ownFlows bool) Reason {
 
 // judge returns why a flow is stale; empty: it is not.
 func (p *plan) judge(f Flow) Reason {
-	if t := p.addresses[f.Destination]; t != nil {
+	address := f.Destination.Addr()
+	full, nodePort := Filter{address, f.Destination.Port()}, Filter{Port: f.Destination.Port()}
+	if t := p.targets[full]; t != nil {
 		return t.judge(f, p.ownFlows)
 	}
-	port := f.Destination.Port()
-	if t := p.nodePorts[port]; t != nil && p.answers(f.Destination.Addr()) {
+	if t := p.targets[nodePort]; t != nil && p.answers(address) {
 		return t.judge(f, p.ownFlows)
 	}
-	// What was never translated has nothing to do with the rules that are gone:
-	// it may be to a program on the node.
-	if !f.translated() {
-		return ""
-	}
-	_, gone := p.former.addresses[f.Destination]
-	if _, found := p.former.nodePorts[port]; gone || found && p.answers(f.Destination.Addr()) {
+	// Removed rules never translated the others: those may be to a program on the node.
+	if f.translated() && (p.former.Has(full) || p.former.Has(nodePort) && p.answers(address)) {
 		return AddressGone
 	}
 	return ""
 }
 
-// usesNodePorts reports whether answers is needed.
-func (p *plan) usesNodePorts() bool { return len(p.nodePorts) > 0 || len(p.former.nodePorts) > 0 }
-
-// add has flows to the Service's ports judged.
+// add makes the plan judge flows to the ports of a Service, which may be nil.
 func (p *plan) add(svc *dataplane.Service, unknown bool) {
-	var others map[netip.Addr]struct{} // these Nodes serve them
+	var others map[netip.Addr]struct{} // served by these Nodes
 	if p.ownFlows && svc != nil {
 		others = svc.OfOthers(p.own)
 	}
-	eachServed(svc, p.protocol, func(at served, port *dataplane.Port) {
-		t := p.target(at)
-		_, left := others[at.address.Addr()]
+	eachServed(svc, p.protocol, func(at Filter, port *dataplane.Port) {
+		t := p.targets[at]
+		if t == nil {
+			t = &target{}
+			p.targets[at] = t
+			p.nodePorts = p.nodePorts || !at.Address.IsValid()
+		}
+		_, left := others[at.Address]
 		switch {
 		case unknown || left:
 			t.unknown = true
@@ -132,42 +117,25 @@ func (p *plan) add(svc *dataplane.Service, unknown bool) {
 	})
 }
 
-func (p *plan) target(at served) *target {
-	if at.nodePort != 0 {
-		if p.nodePorts[at.nodePort] == nil {
-			p.nodePorts[at.nodePort] = &target{}
-		}
-		return p.nodePorts[at.nodePort]
-	}
-	if p.addresses[at.address] == nil {
-		p.addresses[at.address] = &target{}
-	}
-	return p.addresses[at.address]
-}
-
-// served is an address with a port, or a node port, that answers.
-type served struct {
-	address  netip.AddrPort
-	nodePort uint16
-}
-
-func (s served) filter() Filter {
-	if s.nodePort != 0 {
-		return Filter{Port: s.nodePort}
-	}
-	return Filter{Address: s.address.Addr(), Port: s.address.Port()}
-}
-
-// eachServed calls f with everything that the Service, which may be nil,
-// answers on over a protocol.
-func eachServed(svc *dataplane.Service, protocol v1alpha1.Protocol, f func(at served, port *dataplane.Port)) {
+// eachServed calls f with each destination that a Service, which may be nil, serves over a protocol.
+func eachServed(svc *dataplane.Service, protocol v1alpha1.Protocol, f func(at Filter, port *dataplane.Port)) {
 	for d := range svc.Destinations() {
-		switch {
-		case d.Port.Protocol != protocol || d.Repeated:
-		case d.Kind == dataplane.NodePort:
-			f(served{nodePort: d.Number}, d.Port)
-		default:
-			f(served{address: d.AddrPort()}, d.Port)
+		if d.Port.Protocol == protocol && !d.Repeated {
+			f(Filter{d.Address, d.Number}, d.Port)
 		}
 	}
+}
+
+// nodePortsAnswer returns on which addresses NodePorts answer: on those of the node's interfaces
+// (local) that the settings select.
+func nodePortsAnswer(family dataplane.Family, node *dataplane.Node, local []netip.Addr) (func(netip.Addr) bool, error) {
+	nodePorts, err := dataplane.NodePortsOf(family, node)
+	if err != nil {
+		return nil, err
+	}
+	own := sets.New(local...)
+	return func(a netip.Addr) bool {
+		// All of 127.0.0.0/8 is local, but with ranges only addresses of interfaces have rules.
+		return (own.Has(a) || a.IsLoopback() && len(nodePorts.Ranges) == 0) && nodePorts.AnswerOn(a)
+	}, nil
 }

@@ -168,7 +168,7 @@ func TestStaleFlows(t *testing.T) {
 		{"refused: neither the former addresses", one, list{service("s", "ip 172.30.0.42 port 80 np 3002 ep "+b)}, []string{"s"}, served, b, ""},
 		{"refused: nor the new ones", one, list{service("s", "ip 172.30.0.42 port 80 np 3002 ep "+b)}, []string{"s"}, []string{"172.30.0.42:80", "192.0.2.21:3002"}, a, ""},
 		{"refused: nor when it never was taken", nil, one, []string{"s"}, served, b, ""},
-		{"refused: nor when only TCP is wanted", one, list{service("s", addresses+" tcp ep "+a)}, []string{"s"}, served, b, ""},
+		{"rejected: nor when only TCP is desired", one, list{service("s", addresses+" tcp ep "+a)}, []string{"s"}, served, b, ""},
 		{"refused: another Service of the same address", one, list{service("s", "ip 172.30.0.42 port 80 ep "+b), service("o", addresses+" ep "+b)}, []string{"s"}, served, a, ""},
 		{"refused: others are judged", list{service("s", addresses+" ep "+a), service("o", "ip 172.30.0.50 port 80 ep "+b)},
 			list{service("s", addresses+" ep "+b), service("o", "ip 172.30.0.50 port 80 ep "+b)}, []string{"s"}, []string{"172.30.0.50:80"}, a, EndpointGone},
@@ -198,23 +198,23 @@ func TestFlowsOfTheOtherMode(t *testing.T) {
 	const endpoint = "10.244.0.3:53"
 	svc := service("dns", "ip 10.96.0.10 port 53 np 30053 ep "+endpoint)
 	for _, tt := range []struct {
-		mode               v1alpha1.ProxyMode
-		byIPVS             bool
-		refused, lingering bool
-		endpoint           string
-		want               Reason
+		mode              v1alpha1.ProxyMode
+		byIPVS            bool
+		refused, draining bool
+		endpoint          string
+		want              Reason
 	}{
 		{mode: v1alpha1.ModeIPTables, endpoint: endpoint},
 		{mode: v1alpha1.ModeIPTables, byIPVS: true, endpoint: endpoint, want: OtherMode},
 		{mode: v1alpha1.ModeIPTables, byIPVS: true, refused: true, endpoint: endpoint}, // its virtual server stays
-		{mode: v1alpha1.ModeIPTables, byIPVS: true, lingering: true, endpoint: endpoint},
-		{mode: v1alpha1.ModeIPTables, byIPVS: true, lingering: true, endpoint: "10.244.0.4:53", want: EndpointGone},
+		{mode: v1alpha1.ModeIPTables, byIPVS: true, draining: true, endpoint: endpoint},
+		{mode: v1alpha1.ModeIPTables, byIPVS: true, draining: true, endpoint: "10.244.0.4:53", want: EndpointGone},
 		{mode: v1alpha1.ModeIPVS, endpoint: endpoint},
 		{mode: v1alpha1.ModeIPVS, byIPVS: true, endpoint: endpoint},
 	} {
 		for _, to := range []string{"10.96.0.10:53", "192.0.2.21:30053"} {
 			s := newState(v1alpha1.ProtocolUDP)
-			r, result := ruleset(true, list{svc}), dataplane.Result{Rejected: map[dataplane.ServiceName]string{}, OwnFlows: tt.lingering || tt.mode == v1alpha1.ModeIPVS}
+			r, result := ruleset(true, list{svc}), dataplane.Result{Rejected: map[dataplane.ServiceName]string{}, OwnFlows: tt.draining || tt.mode == v1alpha1.ModeIPVS}
 			if tt.refused {
 				result.Rejected[svc.Name] = "no module"
 			}

@@ -16,49 +16,45 @@ const (
 )
 
 const (
-	// largestByCores bounds the size of the table that a number of cores gives.
+	// largestByCores bounds the size of the table that results from the number of cores.
 	largestByCores = 1 << 20
-	// perBucket is how many connections a bucket of the hash table may hold when
-	// the table is full.
+	// perBucket is how many connections a bucket of the hash table may have if the table is full.
 	perBucket = 4
 )
 
-// wish is a value that a sysctl should have, and the setting that says so.
-type wish struct {
-	sysctl string
-	value  int64
-	field  string // below spec.settings.conntrack
-	leave  string // what to set the field to so that the sysctl is left alone
+// sysctl is a desired value, and the setting that requires it.
+type sysctl struct {
+	name  string
+	value int64
+	field string // below spec.settings.conntrack
+	off   string // the value of the field that leaves the sysctl unmanaged
 }
 
-// wishes lists what complete settings ask for, the size of the table first.
-// What they leave as it is is not in it.
-func wishes(s *v1alpha1.ConntrackSettings, cores int) []wish {
-	var out []wish
-	if size := tableSize(int64(*s.MaxPerCore), int64(*s.Min), int64(cores)); size > 0 {
-		out = append(out, wish{sysctlMax, size, "maxPerCore", "0"})
-	}
-	for _, t := range []struct {
-		sysctl, field string
-		seconds       int32
-	}{
-		{"nf_conntrack_tcp_timeout_established", "tcpEstablishedTimeoutSeconds", *s.TCPEstablishedTimeoutSeconds},
-		{"nf_conntrack_tcp_timeout_close_wait", "tcpCloseWaitTimeoutSeconds", *s.TCPCloseWaitTimeoutSeconds},
-		{"nf_conntrack_udp_timeout", "udpTimeoutSeconds", *s.UDPTimeoutSeconds},
-		{"nf_conntrack_udp_timeout_stream", "udpStreamTimeoutSeconds", *s.UDPStreamTimeoutSeconds},
-	} {
-		if t.seconds > 0 {
-			out = append(out, wish{t.sysctl, int64(t.seconds), t.field, "0"})
-		}
-	}
+// desiredSysctls lists what complete settings require, the size of the table first, without
+// what they leave unmanaged.
+func desiredSysctls(s *v1alpha1.ConntrackSettings, cores int) []sysctl {
+	liberal := int64(0)
 	if *s.TCPBeLiberal == v1alpha1.Enabled {
-		out = append(out, wish{sysctlLiberal, 1, "tcpBeLiberal", string(v1alpha1.Disabled)})
+		liberal = 1
+	}
+	var out []sysctl
+	for _, d := range []sysctl{
+		{sysctlMax, tableSize(int64(*s.MaxPerCore), int64(*s.Min), int64(cores)), "maxPerCore", "0"},
+		{"nf_conntrack_tcp_timeout_established", int64(*s.TCPEstablishedTimeoutSeconds), "tcpEstablishedTimeoutSeconds", "0"},
+		{"nf_conntrack_tcp_timeout_close_wait", int64(*s.TCPCloseWaitTimeoutSeconds), "tcpCloseWaitTimeoutSeconds", "0"},
+		{"nf_conntrack_udp_timeout", int64(*s.UDPTimeoutSeconds), "udpTimeoutSeconds", "0"},
+		{"nf_conntrack_udp_timeout_stream", int64(*s.UDPStreamTimeoutSeconds), "udpStreamTimeoutSeconds", "0"},
+		{sysctlLiberal, liberal, "tcpBeLiberal", string(v1alpha1.Disabled)},
+	} {
+		if d.value > 0 {
+			out = append(out, d)
+		}
 	}
 	return out
 }
 
-// tableSize is how many connections the table should take; 0: as many as it
-// does. The number of cores gives no more than largestByCores, least may be more.
+// tableSize is how many connections the table should take; 0: unmanaged. The number of cores
+// results in at most largestByCores; least may be more.
 func tableSize(perCore, least, cores int64) int64 {
 	size := perCore * cores
 	switch {
@@ -71,42 +67,41 @@ func tableSize(perCore, least, cores int64) int64 {
 	}
 }
 
-// unmet is a wish that the kernel does not fulfil.
+// unmet is a sysctl that does not have its desired value.
 type unmet struct {
-	wish
+	sysctl
 	has    int64
 	absent bool // the kernel has no such sysctl
 	cause  cause
 	err    error
 }
 
-// cause is why a wish is not fulfilled.
+// cause is why a sysctl does not have its desired value.
 type cause int
 
 const (
-	readOnly cause = iota // the file system
-	notOurs               // this network namespace's to change
-	lacking               // in this kernel
-	tooSmall              // for what is in the table
-	other
+	readOnly  cause = iota // the file system
+	denied                 // in this network namespace
+	lacking                // in this kernel
+	tooSmall               // for the connections in the table
+	otherwise              // see the error
 )
 
-// say tells people what is not as the settings ask, why, and what to do: one
-// text for each cause.
-func say(list []unmet) []string {
+// describe says what differs from the settings, why, and what to do: one text for each cause.
+func describe(list []unmet) []string {
 	var out []string
-	for c := readOnly; c <= other; c++ {
+	for c := readOnly; c <= otherwise; c++ {
 		var facts, fields []string
 		var err error
 		for _, u := range list {
 			if u.cause != c {
 				continue
 			}
-			fact := fmt.Sprintf("net.netfilter.%s is %d, not %d", u.sysctl, u.has, u.value)
+			fact := fmt.Sprintf("net.netfilter.%s is %d, not %d", u.name, u.has, u.value)
 			if u.absent {
-				fact = fmt.Sprintf("there is no net.netfilter.%s to be set to %d", u.sysctl, u.value)
+				fact = fmt.Sprintf("there is no net.netfilter.%s to be set to %d", u.name, u.value)
 			}
-			facts, fields = append(facts, fact), append(fields, "conntrack."+u.field+" to "+u.leave)
+			facts, fields = append(facts, fact), append(fields, "conntrack."+u.field+" to "+u.off)
 			if err == nil {
 				err = u.err
 			}
@@ -124,7 +119,7 @@ func (c cause) explain(err error) string {
 	switch c {
 	case readOnly:
 		return "because /proc/sys is read-only for the agent: mount the node's /proc/sys/net into its container and name the folder with --sysctl-folder, as config/agent/daemonset.yaml does, or set the values on the node"
-	case notOurs:
+	case denied:
 		return "because it cannot be written in the agent's network namespace: run the agent in that of the host, as root, or set the values there"
 	case lacking:
 		return "because this kernel lacks it: use a newer kernel"

@@ -34,12 +34,12 @@ func sized(perCore, least int32) *v1alpha1.ConntrackSettings {
 type fakeSysctls struct {
 	t      *testing.T
 	folder string
-	*Settings
+	*System
 }
 
 func newFakeSysctls(t *testing.T, cpus string, values map[string]int64) *fakeSysctls {
 	sysctls := t.TempDir()
-	f := &fakeSysctls{t: t, folder: filepath.Join(sysctls, "net", "netfilter"), Settings: NewSettings(sysctls)}
+	f := &fakeSysctls{t: t, folder: filepath.Join(sysctls, "net", "netfilter"), System: NewSystem(sysctls)}
 	if err := os.MkdirAll(f.folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -101,13 +101,13 @@ func TestTableSize(t *testing.T) {
 
 func TestCountCPUs(t *testing.T) {
 	for list, want := range map[string]int{"0": 1, "0-3": 4, "0-3,5,8-9": 7, "0,2": 2} {
-		if got, err := countCPUs(list); got != want || err != nil {
-			t.Errorf("%q: %d, %v, want %d", list, got, err, want)
+		if got := newFakeSysctls(t, list, nil).cores(); got != want {
+			t.Errorf("%q: %d, want %d", list, got, want)
 		}
 	}
 	for _, list := range []string{"", "x", "0-", "0-y"} {
-		if _, err := countCPUs(list); err == nil {
-			t.Errorf("%q is taken for a list of CPUs", list)
+		if got := newFakeSysctls(t, list, nil).cores(); got != runtime.NumCPU() {
+			t.Errorf("%q is taken for a list of %d CPUs", list, got)
 		}
 	}
 	k := newFakeSysctls(t, "garbage", nil)
@@ -256,10 +256,10 @@ func TestWhatIsNoNumberIsLeft(t *testing.T) {
 }
 
 func TestWhatIsSaid(t *testing.T) {
-	established := wish{"nf_conntrack_tcp_timeout_established", 86400, "tcpEstablishedTimeoutSeconds", "0"}
-	size := wish{sysctlMax, 131072, "maxPerCore", "0"}
-	got := say([]unmet{{wish: size, has: 262144, cause: readOnly}, {wish: established, has: 432000, cause: readOnly},
-		{wish: wish{sysctlLiberal, 1, "tcpBeLiberal", "Disabled"}, cause: other, err: os.ErrInvalid}})
+	established := sysctl{"nf_conntrack_tcp_timeout_established", 86400, "tcpEstablishedTimeoutSeconds", "0"}
+	size := sysctl{sysctlMax, 131072, "maxPerCore", "0"}
+	got := describe([]unmet{{sysctl: size, has: 262144, cause: readOnly}, {sysctl: established, has: 432000, cause: readOnly},
+		{sysctl: sysctl{sysctlLiberal, 1, "tcpBeLiberal", "Disabled"}, cause: otherwise, err: os.ErrInvalid}})
 	want := []string{
 		"net.netfilter.nf_conntrack_max is 262144, not 131072, net.netfilter.nf_conntrack_tcp_timeout_established is 432000, not 86400 because /proc/sys is read-only for the agent: mount the node's /proc/sys/net into its container and name the folder with --sysctl-folder, as config/agent/daemonset.yaml does, or set the values on the node, or leave it by setting conntrack.maxPerCore to 0, conntrack.tcpEstablishedTimeoutSeconds to 0 in spec.settings",
 		"net.netfilter.nf_conntrack_tcp_be_liberal is 0, not 1 because writing it fails (invalid argument): set the values on the node, or leave it by setting conntrack.tcpBeLiberal to Disabled in spec.settings",

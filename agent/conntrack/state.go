@@ -1,26 +1,26 @@
 package conntrack
 
 import (
-	"maps"
-	"net/netip"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// maxFormer bounds what is remembered of ended Services while the table cannot
+// maxFormer bounds how many destinations of ended Services are remembered while the table cannot
 // be read.
 const maxFormer = 1 << 16
 
-// state is what the kernel's rules of one family do with one protocol, and what
-// of that no flow has been compared to.
+// state is what the kernel's rules of one family do with one protocol, and what of that flows
+// have not been compared to yet.
 type state struct {
 	protocol v1alpha1.Protocol
-	services map[dataplane.ServiceName]programmed // of those that have such ports
+	services map[dataplane.ServiceName]programmed // those with such ports
 	node     dataplane.Node
-	// ownFlows: something else than table nat translates: the mode that runs, or one that
-	// still serves what it translated.
+	// ownFlows: something other than table nat translates flows: the running mode, or one that
+	// still serves its former flows.
 	ownFlows bool
 	work     work
 }
@@ -28,196 +28,153 @@ type state struct {
 // programmed is what the kernel has of a Service. Either may be nil.
 type programmed struct {
 	service *dataplane.Service
-	// refused is the newest state if the kernel does not take it, or if it may
-	// hold a newer one: it cannot be told what it does with flows of either.
-	refused *dataplane.Service
-	// reduced: service lacks what is another's.
+	// rejected is the newest state if the kernel rejects it or may have a newer one: it is
+	// unknown what the kernel does with flows of either.
+	rejected *dataplane.Service
+	// reduced: service lacks what another Service has.
 	reduced bool
 }
 
-// work is what flows have to be compared to.
+// work is what flows must be compared to.
 type work struct {
-	// all: everything, because the rules were not as they should have been, or
-	// it is not known what they were.
+	// all: everything, because the rules were wrong or unknown.
 	all     bool
-	changed map[dataplane.ServiceName]struct{}
-	former  former
+	changed sets.Set[dataplane.ServiceName]
+	former  sets.Set[Filter] // no longer served
 }
 
 func newWork() work {
-	return work{changed: map[dataplane.ServiceName]struct{}{}, former: newFormer()}
+	return work{changed: sets.Set[dataplane.ServiceName]{}, former: sets.Set[Filter]{}}
 }
 
-func (w *work) empty() bool { return !w.all && len(w.changed) == 0 && w.former.len() == 0 }
+func (w *work) empty() bool { return !w.all && len(w.changed)+len(w.former) == 0 }
+
+func (w *work) addFormer(at Filter) {
+	if len(w.former) < maxFormer {
+		w.former.Insert(at)
+	}
+}
 
 func newState(protocol v1alpha1.Protocol) *state {
 	return &state{protocol: protocol, services: map[dataplane.ServiceName]programmed{}, work: newWork()}
 }
 
-// commit takes what an Apply has brought to the kernel.
+// commit records the result of an Apply.
 func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
-	s.work.all = s.work.all || s.ownFlows && !result.OwnFlows // nothing serves what it translated any more
+	full := r.Full || result.Kind == v1alpha1.SyncFull
+	s.work.all = s.work.all || full ||
+		r.Recheck || // node ports may answer elsewhere
+		s.ownFlows && !result.OwnFlows // nothing serves the former mode's flows any more
 	s.node, s.ownFlows = r.Node, result.OwnFlows
-	names := maps.Clone(r.Dirty)
-	if names == nil {
-		names = map[dataplane.ServiceName]struct{}{}
+	names := sets.KeySet(r.Dirty).Union(sets.KeySet(result.Reduced)) // a change of another Service may reduce one
+	if full {
+		names = names.Union(sets.KeySet(r.Services))
 	}
 	for name, p := range s.services {
-		if p.refused != nil || p.reduced { // it may be programmed now
-			names[name] = struct{}{}
-		}
-	}
-	for name := range result.Reduced { // by a change of another Service, too
-		names[name] = struct{}{}
-	}
-	s.work.all = s.work.all || r.Recheck // node ports may answer elsewhere
-	if r.Full || result.Kind == v1alpha1.SyncFull {
-		s.work.all = true
-		for name := range r.Services {
-			names[name] = struct{}{}
-		}
-		for name := range s.services {
-			names[name] = struct{}{}
+		if full || p.rejected != nil || p.reduced { // it may be programmed now
+			names.Insert(name)
 		}
 	}
 	for name := range names {
-		wanted := r.Services[name]
-		_, refused := result.Rejected[name]
-		reduced := result.Reduced[name]
+		desired, reduced := r.Services[name], result.Reduced[name]
+		_, rejected := result.Rejected[name]
 		if reduced != nil {
-			wanted, refused = reduced, false
+			desired, rejected = reduced, false
 		}
-		if !serves(wanted, s.protocol) {
-			wanted = nil
+		if desired != nil && !slices.ContainsFunc(desired.Ports, func(p dataplane.Port) bool { return p.Protocol == s.protocol }) {
+			desired = nil
 		}
-		if _, kept := r.Keep[name]; refused || kept {
-			s.refuse(name, wanted)
+		if _, kept := r.Keep[name]; rejected || kept {
+			s.reject(name, desired)
 		} else {
-			s.program(name, wanted, reduced != nil)
+			s.program(name, desired, reduced != nil)
 		}
 	}
 }
 
-// refuse notes that the kernel has what it held of a Service, more or less.
-func (s *state) refuse(name dataplane.ServiceName, wanted *dataplane.Service) {
+// reject records that the kernel has roughly what it had of a Service.
+func (s *state) reject(name dataplane.ServiceName, desired *dataplane.Service) {
 	p := s.services[name]
-	if wanted == nil {
-		wanted = p.service // other protocols alone are desired
+	if desired == nil {
+		desired = p.service // only other protocols are desired
 	}
-	if wanted != nil {
-		s.services[name] = programmed{service: p.service, refused: wanted}
+	if desired != nil {
+		s.services[name] = programmed{service: p.service, rejected: desired}
 	}
 }
 
-// program notes what the kernel has of a Service now.
-func (s *state) program(name dataplane.ServiceName, wanted *dataplane.Service, reduced bool) {
+// program records what the kernel has of a Service now.
+func (s *state) program(name dataplane.ServiceName, desired *dataplane.Service, reduced bool) {
 	p := s.services[name]
-	if p.service == wanted && p.refused == nil {
+	if p.service == desired && p.rejected == nil {
 		return
 	}
-	now := map[served]*dataplane.Port{}
-	eachServed(wanted, s.protocol, func(at served, port *dataplane.Port) { now[at] = port })
-	changed := p.refused != nil
+	now := map[Filter]*dataplane.Port{}
+	eachServed(desired, s.protocol, func(at Filter, port *dataplane.Port) { now[at] = port })
+	changed := p.rejected != nil
 	before := 0
-	eachServed(p.service, s.protocol, func(at served, port *dataplane.Port) {
+	eachServed(p.service, s.protocol, func(at Filter, port *dataplane.Port) {
 		before++
-		switch n := now[at]; {
-		case n == nil:
-			// A TCP connection to what has ended would find no other endpoint.
-			if s.protocol == v1alpha1.ProtocolUDP {
-				s.work.former.add(at)
-			}
-			changed = true
-		case !slices.Equal(n.Serving, port.Serving):
-			changed = true
+		n := now[at]
+		// A TCP connection to a Service that has ended would find no other endpoint.
+		if n == nil && s.protocol == v1alpha1.ProtocolUDP {
+			s.work.addFormer(at)
 		}
+		changed = changed || n == nil || !slices.Equal(n.Serving, port.Serving)
 	})
 	if changed || before != len(now) {
-		s.work.changed[name] = struct{}{}
+		s.work.changed.Insert(name)
 	}
-	if wanted == nil {
+	if desired == nil {
 		delete(s.services, name)
 	} else {
-		s.services[name] = programmed{service: wanted, reduced: reduced}
+		s.services[name] = programmed{service: desired, reduced: reduced}
 	}
 }
 
-func (f former) add(at served) {
-	switch {
-	case f.len() >= maxFormer:
-	case at.nodePort != 0:
-		f.nodePorts[at.nodePort] = struct{}{}
-	default:
-		f.addresses[at.address] = struct{}{}
-	}
-}
-
-// take returns the plan for the work that waits, and that work, which does not
-// wait any more. The plan does not say yet where NodePorts answer.
+// take returns the plan for the pending work, and that work, which is no longer pending. The
+// plan lacks where NodePorts answer.
 func (s *state) take() (*plan, work) {
 	w := s.work
 	s.work = newWork()
 	p := &plan{
-		protocol:  s.protocol,
-		addresses: make(map[netip.AddrPort]*target, len(s.services)), nodePorts: map[uint16]*target{},
-		former: newFormer(), ownFlows: s.ownFlows, own: s.node.Addresses,
+		protocol: s.protocol, targets: make(map[Filter]*target, len(s.services)), former: sets.Set[Filter]{},
+		ownFlows: s.ownFlows, own: s.node.Addresses, filters: s.filters(&w),
 	}
-	for _, held := range s.services {
-		unknown := held.refused != nil
-		p.add(held.service, unknown)
-		if unknown {
-			p.add(held.refused, true)
+	for _, svc := range s.services {
+		p.add(svc.service, svc.rejected != nil)
+		p.add(svc.rejected, true)
+	}
+	for at := range w.former {
+		if p.targets[at] == nil { // else the Service that serves it now decides
+			p.former.Insert(at)
+			p.nodePorts = p.nodePorts || !at.Address.IsValid()
 		}
 	}
-	// What another Service serves by now is for that one to judge.
-	for a := range w.former.addresses {
-		if p.addresses[a] == nil {
-			p.former.addresses[a] = struct{}{}
-		}
-	}
-	for n := range w.former.nodePorts {
-		if p.nodePorts[n] == nil {
-			p.former.nodePorts[n] = struct{}{}
-		}
-	}
-	p.filters = s.filters(&w)
 	return p, w
 }
 
-// filters choose the flows that the work is about, or all.
+// filters select the flows that the work concerns, or all.
 func (s *state) filters(w *work) []Filter {
 	all := []Filter{{}}
-	if w.all || len(w.changed)+w.former.len() > 2*maxFilters {
+	if w.all || len(w.changed)+len(w.former) > 2*maxFilters {
 		return all
 	}
-	chosen := map[Filter]struct{}{}
+	chosen := w.former.Clone()
 	for name := range w.changed {
-		eachServed(s.services[name].service, s.protocol, func(at served, _ *dataplane.Port) { chosen[at.filter()] = struct{}{} })
-	}
-	for a := range w.former.addresses {
-		chosen[served{address: a}.filter()] = struct{}{}
-	}
-	for n := range w.former.nodePorts {
-		chosen[served{nodePort: n}.filter()] = struct{}{}
+		eachServed(s.services[name].service, s.protocol, func(at Filter, _ *dataplane.Port) { chosen.Insert(at) })
 	}
 	if len(chosen) > maxFilters {
 		return all
 	}
-	return slices.Collect(maps.Keys(chosen))
+	return chosen.UnsortedList()
 }
 
-// putBack lets the work wait again, after a pass that failed.
+// putBack makes the work of a failed pass pending again.
 func (s *state) putBack(w work) {
 	s.work.all = s.work.all || w.all
-	maps.Copy(s.work.changed, w.changed)
-	for a := range w.former.addresses {
-		s.work.former.add(served{address: a})
+	s.work.changed = s.work.changed.Union(w.changed)
+	for at := range w.former {
+		s.work.addFormer(at)
 	}
-	for n := range w.former.nodePorts {
-		s.work.former.add(served{nodePort: n})
-	}
-}
-
-func serves(svc *dataplane.Service, protocol v1alpha1.Protocol) bool {
-	return svc != nil && slices.ContainsFunc(svc.Ports, func(p dataplane.Port) bool { return p.Protocol == protocol })
 }

@@ -21,11 +21,10 @@ import (
 // the pass is needed.
 func TestRealTraffic(t *testing.T) {
 	onRealKernel(t)
-	// Datagrams that nothing translates leave by a link on which nobody hears
-	// them.
-	run(t, "ip", "link", "add", "away", "type", "veth", "peer", "name", "nobody")
+	// Datagrams that nothing translates leave by a link without an answer.
+	run(t, "ip", "link", "add", "away", "type", "veth", "peer", "name", "unanswered")
 	run(t, "ip", "link", "set", "away", "up")
-	run(t, "ip", "link", "set", "nobody", "up")
+	run(t, "ip", "link", "set", "unanswered", "up")
 	for _, tt := range []struct {
 		family                  dataplane.Family
 		iptables                string
@@ -49,7 +48,7 @@ func TestRealTraffic(t *testing.T) {
 			}
 		}
 		pass := func(services ...*dataplane.Service) {
-			c := New(Options{Family: tt.family, Protocol: v1alpha1.ProtocolUDP, Table: NewKernel(), Clock: clock.RealClock{}, Log: logr.Discard()})
+			c := New(Options{Family: tt.family, Protocol: v1alpha1.ProtocolUDP, Table: NewKernel(), Clock: clock.RealClock{}, Log: logr.Discard(), May: func() bool { return true }})
 			c.Committed(ruleset(true, services), dataplane.Result{})
 			if p := c.pass(t.Context()); p.Err != nil {
 				t.Fatal(p.Err)
@@ -117,7 +116,7 @@ func connect(t *testing.T, address string) net.Conn {
 	return conn
 }
 
-// ask sends datagrams until somebody answers; empty: nobody.
+// ask sends datagrams until it gets an answer; empty: there is none.
 func ask(t *testing.T, conn net.Conn) string {
 	t.Helper()
 	var buffer [16]byte
@@ -139,15 +138,14 @@ func ask(t *testing.T, conn net.Conn) string {
 	return ""
 }
 
-// TestEarlyConnections: a client that tries before its address is translated sends
-// to nobody, even if the rule has come meanwhile, and so does the next connection
-// from its port, until a pass has been made.
+// TestEarlyConnections: a client that connects before its address is translated gets no answer, even
+// once there is a rule, and neither does the next connection from its port, until a pass.
 func TestEarlyConnections(t *testing.T) {
 	onRealKernel(t)
 	const service4, one, gone = "10.96.0.10", "10.244.0.3", "10.244.0.9"
-	run(t, "ip", "link", "add", "away", "type", "veth", "peer", "name", "nobody")
+	run(t, "ip", "link", "add", "away", "type", "veth", "peer", "name", "unanswered")
 	run(t, "ip", "link", "set", "away", "up")
-	run(t, "ip", "link", "set", "nobody", "up")
+	run(t, "ip", "link", "set", "unanswered", "up")
 	run(t, "ip", "address", "add", one, "dev", "lo")
 	for _, away := range []string{service4, gone} {
 		run(t, "ip", "route", "add", away, "dev", "away", "src", one)
@@ -185,7 +183,7 @@ func TestEarlyConnections(t *testing.T) {
 	rule("-A", one)
 	fail(early, "a rule, but no pass")
 	fail(late, "another endpoint, but no pass")
-	c := New(Options{Family: dataplane.IPv4, Protocol: v1alpha1.ProtocolTCP, Table: NewKernel(), Clock: clock.RealClock{}, Log: logr.Discard()})
+	c := New(Options{Family: dataplane.IPv4, Protocol: v1alpha1.ProtocolTCP, Table: NewKernel(), Clock: clock.RealClock{}, Log: logr.Discard(), May: func() bool { return true }})
 	c.Committed(ruleset(true, list{service("web", "ip "+service4+" port 80 tcp ep "+one+":8080")}), dataplane.Result{})
 	for i, want := range []map[Reason]int{{NotTranslated: 1}, {EndpointGone: 1}} {
 		if p := c.pass(t.Context()); p.Err != nil || !maps.Equal(p.Removed, want) {

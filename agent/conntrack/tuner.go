@@ -14,63 +14,57 @@ import (
 )
 
 const (
-	// UsageStep is how far the use of the table may move, in points, before that
-	// is written by itself.
+	// UsageStep is by how many percentage points usage must change to cause a write of the status.
 	UsageStep = 5
 	// PressureAdvice says what a nearly full table means and what to do.
-	PressureAdvice = "once it is full, new connections to and from this node fail while those that are open go on. Raise spec.settings.conntrack.maxPerCore or min of the NodeProxy, or find who holds so many connections (conntrack -L on the node)"
+	PressureAdvice = "once it is full, new connections to and from this node fail, while open ones continue. Raise spec.settings.conntrack.maxPerCore or min of the NodeProxy, or find the cause of so many connections (conntrack -L on the node)"
+	// statisticsAge is how old the statistics of connection tracking in a status may be.
+	statisticsAge = 5 * time.Second
 )
-
-// FiguresAge is how old the figures of connection tracking in a status may be.
-const FiguresAge = 5 * time.Second
 
 // Tracking is the kernel's connection tracking as a whole.
 type Tracking interface {
-	// Tune makes the kernel's settings those that complete settings ask for,
-	// where they differ and can be written.
+	// Tune applies complete settings: it writes what differs, if possible.
 	Tune(settings *v1alpha1.ConntrackSettings) Tuned
-	// Figures are the state of the table. The error wraps
-	// ErrUntracked where there is none.
-	Figures() (Figures, error)
+	// Statistics are the statistics of the table. The error wraps ErrUntracked if there is none.
+	Statistics() (Statistics, error)
 }
 
-// Tuner keeps the kernel's connection tracking as the settings ask, and
-// knows its figures. Without a kernel it does nothing.
+// Tuner applies the settings of connection tracking, and reports its statistics. Without a kernel
+// it does nothing.
 type Tuner struct {
-	Kernel  Tracking
+	kernel  Tracking
 	clock   clock.PassiveClock
 	log     logr.Logger
 	metrics *Metrics
 	removed atomic.Int64 // stale flows, since the start
 
 	mu sync.Mutex // guards everything below
-	// tuned are the settings that were last made the kernel's; nil: none since
-	// others may have changed them.
-	tuned     *v1alpha1.ProxySettings
-	looked    bool // at the kernel's settings, once
-	untracked bool // the kernel had no connection tracking then
-	liberal   bool // as the kernel had it then
-	unmet     []string
+	// tuned are the settings that were last applied; nil: other programs may have changed them
+	// since.
+	tuned *v1alpha1.ProxySettings
+	last  *Tuned   // the last result; nil: there is none
+	unmet []string // as logged and reported
 
-	figures *Figures  // nil: not known
-	read    time.Time // when they were; zero: to be read
-	failure string    // of reading them
-	pressed bool
+	statistics *Statistics // nil: unknown
+	read       time.Time   // when the statistics were read; zero: read them now
+	failure    string      // to read them
+	pressed    bool
 }
 
-// TunerFacts are what the status says of connection tracking.
+// TunerFacts are what the status reports of connection tracking.
 type TunerFacts struct {
-	Report   *v1alpha1.ConntrackReport // nil: not known
+	Report   *v1alpha1.ConntrackReport // nil: unknown
 	Warnings []string
 }
 
 // NewTuner returns a tuner that has applied nothing yet.
 func NewTuner(kernel Tracking, clk clock.PassiveClock, log logr.Logger, m *Metrics) *Tuner {
-	return &Tuner{Kernel: kernel, clock: clk, log: log, metrics: m}
+	return &Tuner{kernel: kernel, clock: clk, log: log, metrics: m}
 }
 
-// Forget has the settings looked at again before the next write: others may
-// have changed them.
+// Forget makes the settings due again before the next write: other programs may have changed the
+// kernel's.
 func (t *Tuner) Forget() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -84,53 +78,51 @@ func (t *Tuner) Due(settings *v1alpha1.ProxySettings) bool {
 	return t.tuned != settings
 }
 
-// Late reports whether settings are applied, but the kernel did not track connections then.
+// Late reports whether settings were applied while the kernel did not track connections.
 func (t *Tuner) Late() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.tuned != nil && t.untracked
+	return t.tuned != nil && t.last.Untracked
 }
 
-// Tune makes the kernel's settings those given, says in the log what that
-// changed, and reports whether the rules that depend on them have to change.
+// Tune applies settings, logs what changed, and reports whether rules that depend on them must
+// change.
 func (t *Tuner) Tune(settings *v1alpha1.ProxySettings) bool {
-	if t.Kernel == nil || settings == nil {
+	if t.kernel == nil || settings == nil {
 		return false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	done := t.Kernel.Tune(settings.Conntrack)
-	again := t.tuned == settings && !t.untracked && len(t.unmet) == 0
+	done := t.kernel.Tune(settings.Conntrack)
+	again := t.tuned == settings && !t.last.Untracked && len(t.unmet) == 0
 	for _, c := range done.Changes {
 		if again {
-			t.log.Info("Somebody else has changed a setting of connection tracking; it is put right. See what else on this node writes sysctls, or leave the setting to it: spec.settings.conntrack of the NodeProxy", "sysctl", c.Sysctl, "found", c.From, "value", c.To)
+			t.log.Info("Restored a setting of connection tracking that another program changed. Find out which program on this node writes sysctls, or leave the setting unmanaged in spec.settings.conntrack of the NodeProxy", "sysctl", c.Sysctl, "found", c.From, "value", c.To)
 		} else {
 			t.log.Info("Changed a setting of connection tracking", "sysctl", c.Sysctl, "former", c.From, "value", c.To)
 		}
 	}
 	if done.Untracked {
 		done.Liberal = false
-		done.Unmet = []string{"the kernel tracks no connections, so that spec.settings.conntrack is not in effect: see that the module nf_conntrack can be loaded (modprobe nf_conntrack on the node)"}
+		done.Unmet = []string{"the kernel tracks no connections, so spec.settings.conntrack has no effect: check that the module nf_conntrack can be loaded (modprobe nf_conntrack on the node)"}
 	}
-	// Before rules are written for the first time nothing needs it yet.
-	early := done.Untracked && !t.looked
-	if !early {
-		t.sayUnmet(done.Unmet)
+	if !done.Untracked || t.last != nil { // nothing needs it before rules are first written
+		t.logUnmet(done.Unmet)
 		t.unmet = done.Unmet
 	}
-	follow := t.looked && done.Liberal != t.liberal
-	t.looked, t.tuned, t.untracked, t.liberal = true, settings, done.Untracked, done.Liberal
-	t.read = time.Time{} // the figures have changed as well
+	follow := t.last != nil && done.Liberal != t.last.Liberal
+	t.tuned, t.last = settings, &done
+	t.read = time.Time{} // the statistics have changed as well
 	return follow
 }
 
-func (t *Tuner) sayUnmet(unmet []string) {
+func (t *Tuner) logUnmet(unmet []string) {
 	switch {
 	case slices.Equal(unmet, t.unmet):
 	case len(unmet) > 0:
-		t.log.Info("Connection tracking is not as the settings ask; all else is done. Looking again at each verification", "settings", unmet)
+		t.log.Info("Could not apply all settings of connection tracking; retrying at each verification, everything else is done", "settings", unmet)
 	default:
-		t.log.Info("Connection tracking is as the settings ask now")
+		t.log.Info("All settings of connection tracking are applied now")
 	}
 }
 
@@ -141,23 +133,23 @@ func (t *Tuner) Cleaned(pass Pass) {
 	}
 }
 
-// Facts returns what the status says. What is not as the settings ask is in it
-// only while we see to it.
-func (t *Tuner) Facts(ours bool) TunerFacts {
+// Facts returns what the status reports. Settings that are not applied are among it only while
+// this agent owns the node's proxy rules.
+func (t *Tuner) Facts(owned bool) TunerFacts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if now := t.clock.Now(); t.Kernel != nil && (t.read.IsZero() || now.Sub(t.read) >= FiguresAge || now.Before(t.read)) {
+	if now := t.clock.Now(); t.kernel != nil && (t.read.IsZero() || now.Sub(t.read) >= statisticsAge || now.Before(t.read)) {
 		t.read = now
 		t.measure()
 	}
 	var out TunerFacts
-	if ours {
+	if owned {
 		out.Warnings = slices.Clone(t.unmet)
 	}
 	if t.failure != "" {
-		out.Warnings = append(out.Warnings, t.failure+"; what status.conntrack says of them is not up to date")
+		out.Warnings = append(out.Warnings, t.failure+"; they are outdated in status.conntrack")
 	}
-	if f := t.figures; f != nil {
+	if f := t.statistics; f != nil {
 		out.Report = &v1alpha1.ConntrackReport{
 			Entries: f.Entries, Max: f.Max, UsagePercent: f.UsagePercent(), Buckets: f.Buckets,
 			InsertFailed: f.InsertFailed, Drop: f.Drop, EarlyDrop: f.EarlyDrop, FlowsCleaned: t.removed.Load(),
@@ -166,48 +158,48 @@ func (t *Tuner) Facts(ours bool) TunerFacts {
 	return out
 }
 
-// measure reads the figures. The caller holds mu.
+// measure reads the statistics. The caller holds mu.
 func (t *Tuner) measure() {
-	f, err := t.Kernel.Figures()
+	f, err := t.kernel.Statistics()
 	failure := ""
 	switch {
 	case errors.Is(err, ErrUntracked):
-		t.figures = nil
-		t.metrics.show(Figures{})
-	case err != nil:
-		failure = err.Error()
-		if t.figures == nil && f.Max > 0 {
-			t.figures = &Figures{}
-		}
-		if t.figures != nil && f.Max > 0 { // the counters alone cannot be read
-			f.Counters = t.figures.Counters
-			*t.figures = f
-		}
+		t.statistics = nil
+		t.metrics.show(Statistics{})
+	case err == nil:
+		t.statistics = &f
 	default:
-		t.figures = &f
+		failure = err.Error()
+		if f.Max > 0 { // only the counters cannot be read
+			if t.statistics != nil {
+				f.Counters = t.statistics.Counters
+			}
+			t.statistics = &f
+		}
 	}
 	switch {
 	case failure == t.failure:
 	case failure != "":
-		t.log.Error(err, "Could not read the figures of connection tracking; traffic is not affected. Trying again")
+		t.log.Error(err, "Could not read the statistics of connection tracking; retrying. Traffic is not affected")
 	default:
-		t.log.Info("The figures of connection tracking can be read again")
+		t.log.Info("The statistics of connection tracking can be read again")
 	}
 	t.failure = failure
-	if t.figures != nil {
-		t.metrics.show(*t.figures)
-		t.notePressure(t.figures)
+	if t.statistics != nil {
+		t.metrics.show(*t.statistics)
+		t.logPressure(t.statistics)
 	}
 }
 
-// notePressure says in the log when the table has become nearly full.
-func (t *Tuner) notePressure(f *Figures) {
+// logPressure logs when the table becomes nearly full, and when that ends.
+func (t *Tuner) logPressure(f *Statistics) {
 	pressed := Pressed(t.pressed, f.Entries, f.Max)
+	counts := []any{"entries", f.Entries, "max", f.Max, "drop", f.Drop, "earlyDrop", f.EarlyDrop}
 	switch {
 	case pressed && !t.pressed:
-		t.log.Info("The connection tracking table is nearly full; "+PressureAdvice, "entries", f.Entries, "max", f.Max, "drop", f.Drop, "earlyDrop", f.EarlyDrop)
+		t.log.Info("The connection tracking table is nearly full; "+PressureAdvice, counts...)
 	case !pressed && t.pressed:
-		t.log.Info("The connection tracking table has room again", "entries", f.Entries, "max", f.Max, "drop", f.Drop, "earlyDrop", f.EarlyDrop)
+		t.log.Info("The connection tracking table is no longer nearly full", counts...)
 	}
 	t.pressed = pressed
 }

@@ -6,29 +6,32 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// HasFamily returns nil, or an error that wraps ErrUnsupported where the node has
-// no IPv6 or has switched it off. It always has IPv4. Proc and sysctl are the
-// directories of the proc file system and of sysctls.
+// HasFamily returns an error that wraps ErrUnsupported if the node lacks IPv6 or has disabled
+// it. It always has IPv4. Proc and sysctl are the directories of the proc file system and of
+// sysctls.
 func HasFamily(family Family, proc, sysctl string) error {
 	if family != IPv6 {
 		return nil
 	}
-	// Of this thread: /proc/net is that of the process's first one.
+	// /proc/net would be that of the process's first thread.
 	if _, err := os.Stat(filepath.Join(proc, "thread-self/net/if_inet6")); err != nil {
 		return fmt.Errorf("%w: the node has no IPv6; start its kernel with the module ipv6 and without ipv6.disable=1: %w", ErrUnsupported, err)
 	}
 	const name = "net/ipv6/conf/all/disable_ipv6"
 	if value, err := os.ReadFile(filepath.Join(sysctl, name)); err == nil && strings.TrimSpace(string(value)) == "1" {
-		return fmt.Errorf("%w: IPv6 is switched off on the node; set the sysctl %s to 0", ErrUnsupported, strings.ReplaceAll(name, "/", "."))
+		return fmt.Errorf("%w: IPv6 is disabled on the node; set the sysctl %s to 0", ErrUnsupported, strings.ReplaceAll(name, "/", "."))
 	}
 	return nil
 }
 
-// InterfaceAddresses reads the addresses of the node's interfaces, of both
-// families, in the network namespace of the calling thread.
+// InterfaceAddresses reads the addresses of the node's interfaces, of both families, in the
+// network namespace of the calling thread.
 func InterfaceAddresses() ([]netip.Addr, error) {
 	list, err := net.InterfaceAddrs()
 	if err != nil {
@@ -43,4 +46,55 @@ func InterfaceAddresses() ([]netip.Addr, error) {
 		}
 	}
 	return out, nil
+}
+
+// NodePorts determines on which of a node's addresses NodePorts answer.
+type NodePorts struct {
+	family Family
+	// Ranges limit the addresses. None: no limit.
+	Ranges []netip.Prefix
+	// Localhost: they answer on loopback addresses too.
+	Localhost bool
+}
+
+// NodePortsOf derives from a node's settings where NodePorts answer in a family. As in
+// kube-proxy, that is on all addresses if the settings name no range of the family, or one of
+// all addresses, or if the primary address is unknown. The error names the invalid field.
+func NodePortsOf(family Family, n *Node) (NodePorts, error) {
+	s := n.Settings.NodePorts
+	out := NodePorts{family: family}
+	switch *s.AddressMode {
+	case v1alpha1.NodePortsPrimary:
+		if len(n.Addresses) > 0 {
+			out.Ranges = append(out.Ranges, netip.PrefixFrom(n.Addresses[0], n.Addresses[0].BitLen()))
+		}
+	case v1alpha1.NodePortsCIDRs:
+		for i, cidr := range s.CIDRs {
+			p, err := netip.ParsePrefix(cidr)
+			if err != nil {
+				return out, fmt.Errorf("spec.settings.nodePorts.cidrs[%d]: %w", i, err)
+			}
+			if family.Of(p.Addr()) {
+				out.Ranges = append(out.Ranges, p.Masked())
+			}
+		}
+	}
+	if slices.ContainsFunc(out.Ranges, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
+		out.Ranges = nil
+	}
+	loopback := netip.MustParsePrefix("127.0.0.0/8")
+	out.Localhost = family == IPv4 && *s.Localhost == v1alpha1.Enabled &&
+		(len(out.Ranges) == 0 || slices.ContainsFunc(out.Ranges, loopback.Overlaps))
+	return out, nil
+}
+
+// AnswerOn reports whether NodePorts answer on a, an address of the node.
+func (p NodePorts) AnswerOn(a netip.Addr) bool {
+	return (p.Localhost || !a.IsLoopback()) && p.InRange(a)
+}
+
+// InRange reports whether the settings include a, loopback or not.
+func (p NodePorts) InRange(a netip.Addr) bool {
+	return p.family.Of(a) &&
+		(len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(r netip.Prefix) bool { return r.Contains(a) }))
 }

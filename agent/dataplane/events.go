@@ -8,35 +8,35 @@ import (
 )
 
 const (
-	// settlePause is how long after an event more are waited for. A pod that starts
-	// brings several changes of addresses.
+	// settlePause is how long to wait for more events after one. A pod that starts causes
+	// several changes of addresses.
 	settlePause = 250 * time.Millisecond
-	// subscribePause is the time between attempts to subscribe to events. It doubles
-	// with each that fails, up to maxSubscribePause.
+	// subscribePause is the time between attempts to subscribe. It doubles with each failure,
+	// up to maxSubscribePause.
 	subscribePause    = time.Second
 	maxSubscribePause = time.Minute
 )
 
-// Subscription hears of events of the kernel, again and again.
+// Subscription receives events of the kernel, and resubscribes when the subscription ends.
 type Subscription[E any] struct {
 	// Clock times the pauses.
 	Clock clock.Clock
-	// Subscribe returns a channel of events that it closes when done is closed, or
-	// earlier if the subscription ends, as it does when more events than the kernel
-	// keeps have not been read. Then it is called again.
+	// Subscribe returns a channel of events that it closes when done is closed, or earlier if
+	// the subscription ends, for example because the kernel's buffer overflows. Then it is
+	// called again.
 	Subscribe func(done <-chan struct{}) (<-chan E, error)
-	// Begun, if not nil, is called at the beginning of each subscription. Missed: there
-	// was a time without one since Follow was called.
+	// Begun, if not nil, is called at the beginning of each subscription. Missed: since Follow
+	// was called there was a time without one.
 	Begun func(missed bool)
 	// Event, if not nil, is called for each event.
 	Event func(E)
-	// Settled, if not nil, is called a short while after an event, once for all those
-	// of that while.
+	// Settled, if not nil, is called settlePause after an event, once for all events
+	// meanwhile.
 	Settled func()
 }
 
-// Follow calls the subscription's functions until ctx is done. A subscription that
-// fails is no error: verifications find what has changed.
+// Follow calls the subscription's functions until ctx is done. A failed subscription is no
+// error: verifications find what has changed.
 func (s *Subscription[E]) Follow(ctx context.Context) {
 	pause := subscribePause
 	for missed := false; ctx.Err() == nil; missed = true {
@@ -63,7 +63,7 @@ func (s *Subscription[E]) once(ctx context.Context, missed bool) bool {
 	}
 	defer func() {
 		close(done)
-		for range events { // what is being handed over
+		for range events { // until Subscribe closes it
 		}
 	}()
 	if s.Begun != nil {
@@ -89,16 +89,4 @@ func (s *Subscription[E]) once(ctx context.Context, missed bool) bool {
 			s.Settled()
 		}
 	}
-}
-
-// FollowEvents calls look at the beginning of each subscription to events of the
-// kernel, and after events, those of a short while taken together, until ctx is
-// done; see Subscription.
-func FollowEvents(ctx context.Context, c clock.Clock, subscribe func(done <-chan struct{}) (<-chan struct{}, error), look func()) {
-	s := Subscription[struct{}]{
-		Clock: c, Subscribe: subscribe,
-		Begun:   func(bool) { look() }, // at what came before
-		Settled: look,
-	}
-	s.Follow(ctx)
 }

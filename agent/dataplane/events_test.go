@@ -78,17 +78,21 @@ func TestSubscription(t *testing.T) {
 	})
 }
 
-func TestFollowEvents(t *testing.T) {
+// TestSettled: events in a short time settle once.
+func TestSettled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &source{start: time.Now()}
 		events := make(chan struct{})
-		go dataplane.FollowEvents(t.Context(), clock.RealClock{}, func(done <-chan struct{}) (<-chan struct{}, error) {
+		look := func() { s.note("looked") }
+		subscription := dataplane.Subscription[struct{}]{Clock: clock.RealClock{}, Begun: func(bool) { look() }, Settled: look}
+		subscription.Subscribe = func(done <-chan struct{}) (<-chan struct{}, error) {
 			go func() {
 				<-done
 				close(events)
 			}()
 			return events, nil
-		}, func() { s.note("looked") })
+		}
+		go subscription.Follow(t.Context())
 		for range 3 {
 			events <- struct{}{}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -11,38 +12,30 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Fanout joins the implementations of several IP families. Families run at
-// the same time, and the failure of one does not stop another.
+// Fanout joins the data planes of several IP families. They run concurrently, and a failure of
+// one does not stop another.
 type Fanout struct {
-	// Clock tells how long calls take. Nil: that is not told.
+	// Clock measures how long calls take. Nil: they are not measured.
 	Clock    clock.PassiveClock
 	byFamily map[Family]Dataplane
 }
 
-// NewFanout joins one implementation for each family.
+// NewFanout joins one data plane for each family.
 func NewFanout(byFamily map[Family]Dataplane) *Fanout {
 	return &Fanout{byFamily: byFamily}
 }
 
-// Families lists the families that are joined, in order.
-func (f *Fanout) Families() []Family {
-	families := make([]Family, 0, len(f.byFamily))
-	for family := range f.byFamily {
-		families = append(families, family)
-	}
-	slices.Sort(families)
-	return families
-}
+// Families returns the joined families, sorted.
+func (f *Fanout) Families() []Family { return slices.Sorted(maps.Keys(f.byFamily)) }
 
-// Outcome is how a call went for one family.
+// Outcome is the outcome of a call for one family.
 type Outcome[T any] struct {
 	Value T
 	Err   error
-	// Took is how long the call took.
-	Took time.Duration
+	Took  time.Duration
 }
 
-// Supported reports for each family that has a Ruleset whether the node can run its mode.
+// Supported checks for each family that has a Ruleset whether the node can run its mode.
 func (f *Fanout) Supported(ctx context.Context, rulesets map[Family]*Ruleset) map[Family]error {
 	errs := make(map[Family]error, len(rulesets))
 	for family, outcome := range each(f, rulesets, func(d Dataplane, r *Ruleset) (struct{}, error) {
@@ -63,8 +56,8 @@ func (f *Fanout) Verify(ctx context.Context, rulesets map[Family]*Ruleset, o Ver
 	return each(f, rulesets, func(d Dataplane, r *Ruleset) (Difference, error) { return d.Verify(ctx, r, o) })
 }
 
-// Cleanup removes what is ours from the kernel, for every family that the node
-// has. That it has none at all is an error.
+// Cleanup removes what is ours from the kernel, for every family that the node has. It is an
+// error if it has none.
 func (f *Fanout) Cleanup(ctx context.Context, o CleanupOptions) error {
 	var errs, absent []error
 	for _, family := range f.Families() {
@@ -95,7 +88,7 @@ func (f *Fanout) Watch(ctx context.Context, changed func(Family, Change)) {
 	f.observe(func(family Family, o Observer) { o.Watch(ctx, func(c Change) { changed(family, c) }) })
 }
 
-// observe runs do for all observers at the same time and waits.
+// observe runs do concurrently for all observers and waits.
 func (f *Fanout) observe(do func(Family, Observer)) {
 	var wg sync.WaitGroup
 	for family, d := range f.byFamily {
@@ -107,7 +100,6 @@ func (f *Fanout) observe(do func(Family, Observer)) {
 }
 
 // JoinErrors joins the errors of all families, each with its family's name.
-// It returns nil when there are none.
 func JoinErrors[T any](outcomes map[Family]Outcome[T]) error {
 	var errs []error
 	for _, family := range []Family{IPv4, IPv6} {
@@ -125,7 +117,7 @@ func (f *Fanout) now() time.Time {
 	return f.Clock.Now()
 }
 
-// each calls do for every family at the same time and waits for all of them.
+// each calls do concurrently for every family and waits.
 func each[T any](f *Fanout, rulesets map[Family]*Ruleset, do func(Dataplane, *Ruleset) (T, error)) map[Family]Outcome[T] {
 	var (
 		wg       sync.WaitGroup

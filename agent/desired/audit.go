@@ -9,13 +9,12 @@ import (
 )
 
 const (
-	// AuditInterval is the least time between two comparisons with Audit, and for
-	// how long a difference must last to count: who maintains the rules needs a
-	// moment for each change.
+	// AuditInterval is the least time between two comparisons with Audit, and how long a
+	// difference must last to count: the proxy that maintains the rules needs a moment for
+	// each change.
 	AuditInterval = 2 * time.Second
-	// followTime is the same for what belongs to a Service that has changed within
-	// this time. kube-proxy waits for a second after each sync, and a sync takes
-	// long where there are many rules.
+	// followTime is the same for Services that have changed within this time. kube-proxy
+	// waits for a second after each sync, and a sync of many rules takes long.
 	followTime = 5 * time.Second
 )
 
@@ -23,13 +22,13 @@ const (
 type auditor struct {
 	// seen is since when each difference has been there.
 	seen map[string]time.Time
-	// changed is when what is wanted of a Service last changed, lately when that
-	// of any did; a zero time before the first comparison.
+	// changed is when the desired state of a Service last changed, lately when that of any
+	// did; zero before the first comparison.
 	changed map[dataplane.ServiceName]time.Time
 	lately  time.Time
 }
 
-// change notes that what is wanted of Services has changed.
+// change notes that the desired state of Services has changed.
 func (a *auditor) change(names map[dataplane.ServiceName]struct{}, now time.Time) {
 	maps.DeleteFunc(a.changed, func(_ dataplane.ServiceName, at time.Time) bool { return now.Sub(at) > followTime })
 	if a.seen == nil || len(names) == 0 { // nothing has been compared yet
@@ -44,8 +43,8 @@ func (a *auditor) change(names map[dataplane.ServiceName]struct{}, now time.Time
 	a.lately = now
 }
 
-// lasting returns those findings that have lasted, and whether there are others.
-// A finding that was not there the last time begins anew.
+// lasting returns the findings that have lasted, and whether there are others. A finding that
+// was absent the last time begins anew.
 func (a *auditor) lasting(findings []dataplane.Finding, now time.Time) (lasting []dataplane.Finding, others bool) {
 	seen := make(map[string]time.Time, len(findings))
 	for _, f := range findings {
@@ -64,7 +63,7 @@ func (a *auditor) lasting(findings []dataplane.Finding, now time.Time) (lasting 
 	return lasting, others
 }
 
-// need is for how long a finding must last to count.
+// need is how long a finding must last to count.
 func (a *auditor) need(f dataplane.Finding, now time.Time) time.Duration {
 	changed := a.changed[f.Service]
 	if f.Service == (dataplane.ServiceName{}) { // it may belong to any
@@ -76,13 +75,13 @@ func (a *auditor) need(f dataplane.Finding, now time.Time) time.Duration {
 	return AuditInterval
 }
 
-// PrepareAudit combines the dirty Services and returns the rulesets of all
-// families, unless enforcement is not Audit any more: then what is compared would
-// pass for written. Only the sync loop calls it, and only when ready.
+// PrepareAudit combines the dirty Services and returns the rulesets of all families, unless
+// enforcement is no longer Audit: then what is compared would pass for written. Only the sync
+// loop calls it, and only when ready.
 func (s *Store) PrepareAudit(now time.Time) (Batch, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.inAudit() {
+	if !s.own.audit() {
 		return Batch{}, false
 	}
 	s.combineDirty()
@@ -96,13 +95,12 @@ func (s *Store) PrepareAudit(now time.Time) (Batch, bool) {
 	return b, true
 }
 
-// Audited takes the outcome of a comparison. It reports whether it was the first
-// complete one, and whether there are differences of which it is not known yet
-// whether they last.
+// Audited takes the outcome of a comparison. It reports whether it was the first complete one,
+// and whether there are differences that may not last.
 func (s *Store) Audited(b Batch, outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference], now time.Time) (first, waiting bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b.Epoch != s.epoch {
+	if b.Epoch != s.actual.epoch {
 		return false, true
 	}
 	failed := false
@@ -111,29 +109,21 @@ func (s *Store) Audited(b Batch, outcomes map[dataplane.Family]dataplane.Outcome
 		switch {
 		case !tried:
 		case outcome.Err != nil:
-			f.err, f.absent, failed = outcome.Err, nil, true
+			f.err, f.unavailable, failed = outcome.Err, nil, true
 		default:
 			waiting = f.compared(outcome.Value, now) || waiting
 		}
 	}
-	if !failed {
-		b.applied.LastSync = s.applied.LastSync
-		s.applied = b.applied
-	}
-	s.noteServed(&b)
-	first = !s.complete && s.allSettled()
-	s.complete = s.complete || first
-	return first, waiting
+	return s.noteApplied(b, failed), waiting
 }
 
-// compared takes what a comparison has found. It reports whether there are
-// differences of which it is not known yet whether they last.
+// compared takes what a comparison has found. It reports whether there are differences that may
+// not last.
 func (f *familyState) compared(found dataplane.Difference, now time.Time) bool {
-	f.err, f.absent, f.done = nil, nil, true
-	f.lastUpdated, f.applyingSince = now, time.Time{}
-	f.rejected = nil
+	f.err, f.unavailable, f.done = nil, nil, true
+	f.lastUpdated, f.rejected = now, nil
+	f.written()
 	f.warnings, f.notes = slices.Clone(found.Warnings), nil
-	f.dirty = map[dataplane.ServiceName]struct{}{}
 	f.count(found.Counts, now)
 	lasting, others := f.audit.lasting(found.Findings, now)
 	f.difference = &dataplane.Difference{Count: len(lasting)}

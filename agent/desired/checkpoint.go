@@ -11,139 +11,142 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// WarnOfDisk has the status say what is wrong with the disk; empty: nothing.
-func (s *Store) WarnOfDisk(problem string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.diskWarning = problem
-}
-
-// Restored is what is in force of a last good set.
+// Restored is what is used of a checkpoint.
 type Restored struct {
-	// Services: no list of ServiceProxyRules has come; rules: no own object.
+	// Services: no list of ServiceProxyRules has come; Rules: no own object.
 	Services, Rules bool
 	Rebooted        bool
 	Written         time.Time
 	Why             string
 }
 
-// Active reports whether something of the last good set stands in for what the
-// API has not shown yet.
+// Active reports whether some of the checkpoint replaces what the API has not shown yet.
 func (r Restored) Active() bool { return r.Services || r.Rules }
 
-// stale reports whether the rules, though programmed, are not known to be those
-// of today: after a reboot, until the API answers.
+// stale reports whether the rules, though programmed, may be outdated: after a reboot, until
+// the API answers.
 func (r Restored) stale() bool { return r.Active() && r.Rebooted }
 
-// Restore takes what the API has not shown yet from the last good set. It
-// reports whether there was something to take.
+// restoration is what replaces what the API has not shown since the start.
+type restoration struct {
+	Restored
+	// older are the Services that the API has not shown, whose rules in the kernel may be
+	// newer than those of the checkpoint.
+	older map[dataplane.ServiceName]struct{}
+	// diskWarning is why no checkpoint can be written.
+	diskWarning string
+}
+
+func newRestoration() restoration {
+	return restoration{older: map[dataplane.ServiceName]struct{}{}}
+}
+
+// keep returns the Services that may be newer in the kernel; nil: none. It is a copy, as older
+// changes while the data planes read.
+func (r *restoration) keep() map[dataplane.ServiceName]struct{} {
+	if len(r.older) == 0 {
+		return nil
+	}
+	return maps.Clone(r.older)
+}
+
+// WarnOfDisk sets what the status reports of the disk; empty: nothing.
+func (s *Store) WarnOfDisk(problem string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.restored.diskWarning = problem
+}
+
+// Restore takes what the API has not shown yet from a checkpoint. It reports whether there was
+// something to take.
 func (s *Store) Restore(g *checkpoint.Restorable) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.lacksSome() {
+	if !s.lacking() {
 		return false, nil
 	}
-	now := s.clock.Now()
-	if s.current == nil {
+	if s.own.current == nil {
 		if r := accept(g.Rules, s.Formats); r != nil {
 			return false, errors.New("its NodeProxyRules cannot be used: " + r.Message)
 		}
 	}
-	s.restored = Restored{Rebooted: g.Rebooted, Written: g.Written, Why: g.Why}
+	s.restored.Restored = Restored{Rebooted: g.Rebooted, Written: g.Written, Why: g.Why}
 	if !s.inventory.listed {
 		s.restored.Services = true
-		s.restoreServices(g, now)
+		s.restoreServices(g)
 	}
-	if s.current == nil {
+	if s.own.current == nil {
 		s.restored.Rules = true
-		s.adoptRules(g.Rules, now)
+		s.adoptRules(g.Rules)
 	}
-	s.pend(now)
+	s.ledger.pend()
 	return true, nil
 }
 
-// Lacking reports whether the API has not shown all that is needed, and nothing
-// stands in for it.
+// Lacking reports whether the API has not shown all that is needed, and nothing replaces it.
 func (s *Store) Lacking() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.lacksSome()
+	return s.lacking()
 }
 
-// lacksSome is lacking for a caller that holds mu. An own object that is
-// refused is no lack: what it asks is not what was asked before.
-func (s *Store) lacksSome() bool {
-	if s.refusal != nil || s.removal.Wanted {
+// lacking is Lacking. An own object that is not accepted is not lacking: it asks for something
+// else than before. The caller holds mu.
+func (s *Store) lacking() bool {
+	if s.own.refusal != nil || s.removal.Wanted {
 		return false
 	}
-	return s.current == nil || !s.inventory.listed && !s.restored.Services
+	return s.own.current == nil || !s.inventory.listed && !s.restored.Services
 }
 
-// restoreServices takes the Services of a last good set as if they had been
-// listed. A list that comes later holds those that it lacks. The caller holds
-// mu.
-func (s *Store) restoreServices(g *checkpoint.Restorable, now time.Time) {
+// restoreServices takes the Services of a checkpoint as if they were listed. A later list
+// retains those that it lacks. The caller holds mu.
+func (s *Store) restoreServices(g *checkpoint.Restorable) {
 	for _, object := range g.Services {
-		if name, ok := combine.ServiceOf(object.Name); !ok || s.services[name] != nil || !s.Formats.know(object.Spec.FormatVersion) {
+		name, ok := combine.ServiceOf(object.Name)
+		if !ok || s.catalog.services[name] != nil || !s.Formats.know(object.Spec.FormatVersion) {
 			continue
 		}
-		s.take(object, claimChange{}, now)
-		if name, _ := combine.ServiceOf(object.Name); s.services[name] != nil && !g.Rebooted {
-			s.old[name] = struct{}{}
+		s.take(object, claimChange{})
+		if s.catalog.services[name] != nil && !g.Rebooted {
+			s.restored.older[name] = struct{}{}
 		}
 	}
 }
 
-// renew notes that the API has shown a Service, or that it has ended: the kernel
-// may have been kept as it was, and is compared to what is wanted now. The
-// caller holds mu.
-func (s *Store) renew(name dataplane.ServiceName, now time.Time) {
-	if _, old := s.old[name]; old {
-		delete(s.old, name)
-		s.markFull(now)
+// shown notes that the API has shown a Service, or that it has ended: its rules in the kernel
+// may have been preserved, and are compared with the desired ones now. The caller holds mu.
+func (s *Store) shown(name dataplane.ServiceName) {
+	if _, older := s.restored.older[name]; older {
+		delete(s.restored.older, name)
+		s.ledger.markFull()
 	}
 }
 
-// listArrived ends the use of Services of the last good set, but for those that
-// are held. The caller holds mu.
-func (s *Store) listArrived(now time.Time) {
+// listArrived ends the use of Services of the checkpoint, except for those that are retained.
+// The caller holds mu.
+func (s *Store) listArrived() {
 	if s.restored.Services {
 		s.restored.Services = false
-		s.markFull(now) // flows were not compared to anything
+		s.ledger.markFull() // flows were not compared with anything
 	}
 }
 
-// keep names the Services that may be newer in the kernel; nil: none. The caller
-// holds mu.
-func (s *Store) keep() map[dataplane.ServiceName]struct{} {
-	if len(s.old) == 0 {
-		return nil
-	}
-	return maps.Clone(s.old) // s.old changes while the data planes read
-}
-
-// eligible reports whether load balancers may send new connections to the node,
-// by what is known of the Node. The caller holds mu.
-func (s *Store) eligible() bool {
-	if s.rules != nil {
-		return !s.rules.Spec.Node.Draining
-	}
-	return s.restored.Rules && !s.current.Spec.Node.Draining
-}
-
-// CompleteSet returns what is known complete, to be kept on disk; nil while the API
-// has not shown it, or shows what this agent does not accept. Objects that are
-// held are in it.
+// CompleteSet returns the complete state, for the checkpoint; nil while the API has not shown
+// it, or shows what this agent does not accept. It includes retained objects.
 func (s *Store) CompleteSet() *checkpoint.Set {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.inventory.listed || s.current == nil || s.whyNot() != nil || s.removal.Wanted || s.restored.Active() {
+	current := s.own.current
+	if !s.inventory.listed || current == nil || s.whyNot() != nil || s.removal.Wanted || s.restored.Active() {
 		return nil
 	}
-	own := &v1alpha1.NodeProxyRules{ObjectMeta: s.current.ObjectMeta, Spec: s.current.Spec}
-	set := &checkpoint.Set{Header: checkpoint.Header{Written: s.clock.Now()}, Rules: own}
-	set.Services = make([]*v1alpha1.ServiceProxyRules, 0, len(s.services))
-	for _, e := range s.services {
+	set := &checkpoint.Set{
+		Header: checkpoint.Header{Written: s.clock.Now()},
+		Rules:  &v1alpha1.NodeProxyRules{ObjectMeta: current.ObjectMeta, Spec: current.Spec},
+	}
+	set.Services = make([]*v1alpha1.ServiceProxyRules, 0, len(s.catalog.services))
+	for _, e := range s.catalog.services {
 		if e.rules != nil {
 			set.Services = append(set.Services, e.rules)
 		}
@@ -151,15 +154,15 @@ func (s *Store) CompleteSet() *checkpoint.Set {
 	return set
 }
 
-// InUse returns what was restored from the checkpoint and is still in use.
+// InUse returns what is used of the checkpoint.
 func (s *Store) InUse() Restored {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.restored
+	return s.restored.Restored
 }
 
-// lackedBy returns the last good set if a first list does not hold the same
-// names, so that what it lacks is held. It is nil where there is none.
+// lackedBy returns the checkpoint if a first list does not have the same names, so that what
+// it lacks is retained; nil: there is none.
 func (s *Store) lackedBy(list []*v1alpha1.ServiceProxyRules) *checkpoint.Restorable {
 	s.mu.Lock()
 	first := !s.inventory.listed && !s.restored.Services && !s.removal.Wanted

@@ -2,6 +2,7 @@ package desired
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,7 +60,7 @@ func TestRestoreInTheSameBoot(t *testing.T) {
 	if err != nil || d.Count != 1 {
 		t.Errorf("verification: %v, %v", d, err)
 	}
-	r.Compared(r.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false)
+	r.Compared(r.actual.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false)
 	r.expectSync("full")
 	r.expectKernel("a", "b", "c", "left")
 
@@ -96,7 +97,7 @@ func TestRestoreAfterAReboot(t *testing.T) {
 	}
 	// What boot scripts have put back is replaced: its pods are not there.
 	r.kernel.Plant(&dataplane.Service{Name: agenttest.Name("a")})
-	r.markFull(agenttest.Epoch)
+	r.ledger.markFull()
 	r.expectSync("full")
 	if got := r.clusterList("a"); got != "10.244.9.9:8080" {
 		t.Errorf("a: %s", got)
@@ -126,8 +127,8 @@ func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
 		r.mustRestore(r.Checkpoint(false))
 		r.expectSync("full a")
 		r.expectKernel("a")
-		if len(r.old) > 0 || !r.Snapshot().Restored.Rules || !r.Health().Eligible {
-			t.Errorf("old %v, restored %+v", r.old, r.restored)
+		if len(r.restored.older) > 0 || !r.Snapshot().Restored.Rules || !r.Health().Eligible {
+			t.Errorf("old %v, restored %+v", r.restored.older, r.restored)
 		}
 		r.SetService(r.Service("b", 2)) // Services go on
 		r.expectSync("partial b")
@@ -171,8 +172,8 @@ func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
 	})
 }
 
-// TestFirstListHoldsWhatItLacks is a restart while somebody has deleted objects.
-func TestFirstListHoldsWhatItLacks(t *testing.T) {
+// TestFirstListRetainsWhatItLacks is a restart while a user has deleted objects.
+func TestFirstListRetainsWhatItLacks(t *testing.T) {
 	r := newRig(t)
 	newer := &dataplane.Service{Name: agenttest.Name("b")}
 	r.kernel.Plant(newer)
@@ -209,15 +210,15 @@ func TestGoodSet(t *testing.T) {
 	r = running(t)
 	r.DeleteService(r.Service("a", 1)) // held
 	set := r.CompleteSet()
-	set.Sort()
 	var names []string
 	for _, o := range set.Services {
 		names = append(names, o.Name)
 	}
+	slices.Sort(names)
 	if diff := cmp.Diff([]string{"shop.a", "shop.b", "shop.c"}, names); diff != "" || set.Rules.Name != "node-1" {
 		t.Error(diff, set.Rules)
 	}
-	r.MissRules() // the last known one stays in force
+	r.MissRules() // the last known one stays applied
 	if r.CompleteSet() == nil {
 		t.Error("none without the own object")
 	}

@@ -48,11 +48,11 @@ func TestClaims(t *testing.T) {
 			t.Errorf("losers: got %q, want %q", got, want)
 		}
 	}
-	t.Run("the older wins, whoever comes first", func(t *testing.T) {
+	t.Run("the older wins, in any order", func(t *testing.T) {
 		expect(t, start(object("a", 1, external, created(9)), object("b", 2, external, created(5))), "a")
 		expect(t, start(object("b", 2, external, created(5)), object("a", 1, external, created(9))), "a")
 	})
-	t.Run("nobody takes a cluster IP, however old", func(t *testing.T) {
+	t.Run("no Service takes a cluster IP, however old", func(t *testing.T) {
 		thief := func(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalIPs = []string{"10.96.0.2"} }
 		expect(t, start(object("a", 1, thief, created(1)), object("b", 2, created(9))), "a")
 		expect(t, start(object("b", 2, created(9)), object("a", 1, thief, created(1))), "a")
@@ -130,8 +130,8 @@ func TestClaims(t *testing.T) {
 		r := start(object("a", 1, external), object("b", 2, external))
 		r.SetService(r.Service("a", 1, agenttest.Released))
 		r.SetService(r.Service("b", 2, agenttest.Released))
-		if len(r.claims) != 0 || len(r.services) != 0 {
-			t.Errorf("left: %v, %v", r.claims, r.services)
+		if len(r.catalog.claims) != 0 || len(r.catalog.services) != 0 {
+			t.Errorf("left: %v, %v", r.catalog.claims, r.catalog.services)
 		}
 	})
 }

@@ -88,7 +88,7 @@ func TestHolding(t *testing.T) {
 		r.kernel.Remove("shop", "a")
 		rulesets := r.Verifiable()
 		d, err := r.kernel.Verify(context.Background(), rulesets[dataplane.IPv4], dataplane.VerifyOptions{})
-		if err != nil || !r.Compared(r.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false) {
+		if err != nil || !r.Compared(r.actual.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, nil, false) {
 			t.Fatalf("verification sees nothing: %v, %v", d, err)
 		}
 		if s := r.Snapshot(); s.Difference.Count != 1 {

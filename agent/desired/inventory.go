@@ -2,13 +2,14 @@ package desired
 
 import (
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// inventoryMemory is for how long sets of the list are remembered, so that an
-// inventory that is written or delivered late still finds its set.
+// inventoryMemory is how long sets of the list are remembered, so that an inventory that is
+// written or delivered late still finds its set.
 const inventoryMemory = 60 * time.Second
 
 // nameSet stands for a set of object names: their number and hash.
@@ -17,32 +18,37 @@ type nameSet struct {
 	hash  uint64
 }
 
-// formerSet is a set that the list has had until a moment.
+// formerSet is a set that the list had until some time.
 type formerSet struct {
 	nameSet
 	number uint64
 	until  time.Time
 }
 
-// inventory compares the names in the list of ServiceProxyRules to those that
-// the controller says must exist.
+// inventory compares the names in the list of ServiceProxyRules with those that must exist
+// according to the controller.
 type inventory struct {
-	// listed: the first list has come. Before that there is no set of the list,
-	// not even an empty one.
+	// listed: the first list has come. Before that there is no set of the list, not even an
+	// empty one.
 	listed  bool
 	names   map[string]struct{}
 	current nameSet
 	number  uint64      // of the current set; every set has a higher one than those before
 	former  []formerSet // oldest first
-	wanted  *nameSet    // nil: unknown
+	desired *nameSet    // nil: unknown
+	// confirmed: list and inventory have agreed since the start, so that what belongs to no
+	// Service may be removed.
+	confirmed bool
+	// unconfirmedSince is when list and inventory ceased to agree; zero: they agree.
+	unconfirmedSince time.Time
 }
 
 func newInventory() *inventory {
 	return &inventory{names: map[string]struct{}{}}
 }
 
-// change makes a new set of the list by one step, however many names come
-// and go in it, and returns the set's number.
+// change makes a new set of the list in one step, however many names come and go, and returns
+// the set's number.
 func (i *inventory) change(now time.Time, add, remove []string) uint64 {
 	next := i.current
 	for _, name := range add {
@@ -68,30 +74,28 @@ func (i *inventory) change(now time.Time, add, remove []string) uint64 {
 	return i.number
 }
 
-// want sets the names that must exist, from NodeProxy.status.inventory. Nil
-// means unknown.
+// want sets the names that must exist, from NodeProxy.status.inventory. Nil: unknown.
 func (i *inventory) want(status *v1alpha1.Inventory) {
-	i.wanted = nil
+	i.desired = nil
 	if status == nil {
 		return
 	}
 	if hash, ok := parseInventoryHash(status.Hash); ok {
-		i.wanted = &nameSet{count: status.Services, hash: hash}
+		i.desired = &nameSet{count: status.Services, hash: hash}
 	}
 }
 
-// agrees returns the number of the newest set of the last minute that is what
-// must exist.
+// agrees returns the number of the newest set of the last minute that is what must exist.
 func (i *inventory) agrees(now time.Time) (number uint64, ok bool) {
 	i.forget(now)
-	if i.wanted == nil || !i.listed {
+	if i.desired == nil || !i.listed {
 		return 0, false
 	}
-	if i.current == *i.wanted {
+	if i.current == *i.desired {
 		return i.number, true
 	}
 	for _, former := range slices.Backward(i.former) {
-		if former.nameSet == *i.wanted {
+		if former.nameSet == *i.desired {
 			return former.number, true
 		}
 	}
@@ -104,4 +108,42 @@ func (i *inventory) forget(now time.Time) {
 		old++
 	}
 	i.former = i.former[old:]
+}
+
+func parseInventoryHash(s string) (uint64, bool) {
+	sum, err := strconv.ParseUint(s, 16, 64)
+	return sum, err == nil && v1alpha1.FormatInventoryHash(sum) == s
+}
+
+// reconcile compares list and inventory after an event of either kind, and ends the retained
+// Services that the inventory does not have either. Only sets from after a Service has vanished
+// count. The caller holds mu.
+func (s *Store) reconcile(now time.Time) {
+	i := s.inventory
+	if !i.listed {
+		return
+	}
+	number, agreed := i.agrees(now)
+	if !agreed {
+		if i.unconfirmedSince.IsZero() {
+			i.unconfirmedSince = now
+		}
+		return
+	}
+	i.unconfirmedSince = time.Time{}
+	for _, e := range s.catalog.retained {
+		if e.vanishedIn <= number {
+			s.drop(e)
+		}
+	}
+	if !i.confirmed {
+		i.confirmed = true
+		s.ledger.markFull()
+	}
+}
+
+// mayPrune reports whether what belongs to no Service may be removed from the kernel. The
+// caller holds mu.
+func (s *Store) mayPrune() bool {
+	return s.inventory.confirmed && !s.catalog.unknownState() && len(s.restored.older) == 0
 }

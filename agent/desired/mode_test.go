@@ -32,7 +32,7 @@ func TestJudge(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			q := ModeQuestion{needed: tt.needed, Nodes: map[dataplane.Family]*dataplane.Ruleset{four: {}, six: {}}}
+			q := ModeQuestion{needed: tt.needed, Nodes: map[dataplane.Family]dataplane.Node{four: {}, six: {}}}
 			v := q.Judge(tt.mode, tt.rules)
 			if v.Lacks != tt.lacks || wording.OfError(v.Unknown) != tt.unknown {
 				t.Errorf("lacks %q, unknown %v; want %q, %q", v.Lacks, v.Unknown, tt.lacks, tt.unknown)

@@ -9,26 +9,33 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Removal is the end of this node's rules, because the NodeProxy is deleted with
-// removalPolicy Cleanup.
+// Removal is the end of this node's rules, because the NodeProxy is deleted with removalPolicy
+// Cleanup.
 type Removal struct {
-	// Wanted: such a NodeProxy has been seen, and since then none that is not being
-	// deleted or, before it was done, has another policy.
+	// Wanted: such a NodeProxy was seen, and since then none that is not being deleted or,
+	// before it was done, has another policy.
 	Wanted bool
-	// audit: the NodeProxy asks for Audit; for a node whose own settings are not
-	// known.
+	// audit: the NodeProxy asks for Audit; for a node whose own settings are unknown.
 	audit bool
-	// cleared: it may be done now. leave is why the kernel is not touched; empty:
-	// it is cleaned.
+	// cleared: it may be done now. Leave is why the kernel is not changed; empty: it is
+	// cleaned up.
 	cleared bool
 	Leave   string
-	// Done: it has been, with message for people. err is why not yet.
+	// Done: it was done, with a human-readable Message. Err is why not yet.
 	Done    bool
 	Message string
 	Err     error
 }
 
-// What the status says of a removal.
+// removal is a Removal and what it depends on.
+type removal struct {
+	Removal
+	// proxyListed: the API has shown whether there is a NodeProxy; proxyLive: there is one
+	// that is not being deleted.
+	proxyListed, proxyLive bool
+}
+
+// What the status reports of a removal.
 const (
 	RemovedMessage = "nodeproxy's rules are removed from this node, because the NodeProxy was deleted with removalPolicy Cleanup; sysctls, and the kubelet's chains, stay; nothing is programmed until there is a NodeProxy again"
 	auditMessage   = "nothing was removed from this node though the NodeProxy was deleted with removalPolicy Cleanup, because enforcement is Audit, with which the agent writes nothing; to remove rules from before, run nodeproxy-agent cleanup on the node"
@@ -37,32 +44,28 @@ const (
 
 // SetProxy takes the NodeProxy; nil: there is none.
 func (s *Store) SetProxy(o *v1alpha1.NodeProxy) {
-	s.followProxy(o)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.removal.proxyListed, s.removal.proxyLive = true, o != nil && o.DeletionTimestamp == nil
+	switch {
+	case o == nil: // what has begun continues
+	case s.removal.proxyLive:
+		s.endRemoval()
+	case o.Spec.RemovalPolicy != nil && *o.Spec.RemovalPolicy == v1alpha1.RemovalCleanup:
+		s.beginRemoval(o)
+	case !s.removal.Done: // the policy was changed; what is removed stays so
+		s.endRemoval()
+	}
 	var inventory *v1alpha1.Inventory
 	if o != nil {
 		inventory = o.Status.Inventory
 	}
-	s.setInventory(inventory)
+	s.inventory.want(inventory)
+	s.reconcile(s.clock.Now())
 }
 
-// followProxy begins or ends the removal.
-func (s *Store) followProxy(o *v1alpha1.NodeProxy) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.proxyLive = o != nil && o.DeletionTimestamp == nil
-	switch {
-	case o == nil: // what has begun goes on
-	case s.proxyLive:
-		s.endRemoval()
-	case o.Spec.RemovalPolicy != nil && *o.Spec.RemovalPolicy == v1alpha1.RemovalCleanup:
-		s.beginRemoval(o)
-	case !s.removal.Done: // somebody has thought better of it; what is removed stays so
-		s.endRemoval()
-	}
-}
-
-// DeleteProxy takes the last state of a NodeProxy that is gone. It may be the first
-// that shows that it was being deleted.
+// DeleteProxy takes the last state of a NodeProxy that is gone. It may be the first that shows
+// the deletion.
 func (s *Store) DeleteProxy(o *v1alpha1.NodeProxy) {
 	if o.DeletionTimestamp != nil {
 		s.SetProxy(o)
@@ -70,39 +73,37 @@ func (s *Store) DeleteProxy(o *v1alpha1.NodeProxy) {
 	s.SetProxy(nil)
 }
 
-// beginRemoval has the rules be removed. The caller holds mu.
+// beginRemoval begins the removal of all rules. The caller holds mu.
 func (s *Store) beginRemoval(o *v1alpha1.NodeProxy) {
 	if s.removal.Wanted {
 		return
 	}
 	settings := o.Spec.Settings
-	s.removal = Removal{Wanted: true, audit: settings != nil && settings.Enforcement != nil && *settings.Enforcement == v1alpha1.Audit}
-	now := s.clock.Now()
-	for _, e := range s.held { // for nothing any more
-		s.drop(e, now)
+	s.removal.Removal = Removal{Wanted: true, audit: settings != nil && settings.Enforcement != nil && *settings.Enforcement == v1alpha1.Audit}
+	for _, e := range s.catalog.retained {
+		s.drop(e)
 	}
 }
 
-// endRemoval has rules be written again. The caller holds mu.
+// endRemoval lets rules be written again. The caller holds mu.
 func (s *Store) endRemoval() {
 	if !s.removal.Wanted {
 		return
 	}
-	if s.removal.Done && !s.rulesExists {
-		s.current = nil // of a node as it was long ago; a new one is to come
+	if s.removal.Done && !s.own.exists {
+		s.own.current = nil // it is outdated; a new one will come
 	}
-	s.removal = Removal{}
-	now := s.clock.Now()
-	s.confirmed, s.unconfirmedSince = false, now // what agreed was another list
-	s.waitAnew(now)
-	s.markFull(now)
+	s.removal.Removal = Removal{}
+	s.inventory.confirmed, s.inventory.unconfirmedSince = false, s.clock.Now() // what agreed was another list
+	s.ledger.waitAnew()
+	s.ledger.markFull()
 }
 
-// rememberRemoval goes on where an earlier run of the agent has removed the
-// rules, by the status as it was first seen. The caller holds mu.
+// rememberRemoval continues if an earlier run of the agent has removed the rules, by the status
+// as first seen. The caller holds mu.
 func (s *Store) rememberRemoval(object *v1alpha1.NodeProxyRules) {
 	c := meta.FindStatusCondition(object.Status.Conditions, v1alpha1.ConditionProgrammed)
-	if s.proxyLive || c == nil || c.Reason != v1alpha1.ReasonRemoved {
+	if s.removal.proxyLive || c == nil || c.Reason != v1alpha1.ReasonRemoved {
 		return
 	}
 	s.removal.Wanted, s.removal.cleared, s.removal.Done, s.removal.Message = true, true, true, c.Message
@@ -115,21 +116,21 @@ func (s *Store) Removing() bool {
 	return s.removal.Wanted
 }
 
-// Oriented reports whether the API has shown, since the start, all that says
-// whether rules are to be written or removed.
+// Oriented reports whether the API has shown, since the start, whether rules are to be written
+// or removed.
 func (s *Store) Oriented() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.proxyListed && (s.rulesListed || s.restored.Rules)
+	return s.removal.proxyListed && (s.own.listed || s.restored.Rules)
 }
 
-// ClearRemoval reports whether the removal may be done from now on. Beside
-// another proxy, and with Audit, the kernel is not touched.
+// ClearRemoval reports whether the removal may be done from now on. Beside another proxy, and
+// with Audit, the kernel is not changed.
 func (s *Store) ClearRemoval(sign string, free bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := &s.removal
-	audit := s.inAudit() || s.settings == nil && r.audit
+	audit := s.own.audit() || s.own.settings == nil && r.audit
 	if !r.Wanted || r.cleared || sign == "" && !free && !audit {
 		return false
 	}
@@ -143,49 +144,33 @@ func (s *Store) ClearRemoval(sign string, free bool) bool {
 	return true
 }
 
-// DueRemoval returns the removal if the sync loop has to do it now.
-func (s *Store) DueRemoval() (Removal, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.removal, s.removal.Wanted && s.removal.cleared && !s.removal.Done
-}
-
-// Excluded are spec.settings.ipvs.excludeCIDRs, as far as they are known: an agent
-// that starts into a removal has applied none.
-func (s *Store) Excluded() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.settings == nil {
-		return nil
-	}
-	return s.settings.IPVS.ExcludeCIDRs
-}
-
-// Removed takes the outcome of a removal. It returns what the kernel holds now:
-// of no Service anything.
+// Removed takes the outcome of a removal. It returns what the kernel has now: no Service.
 func (s *Store) Removed(err error, message string) map[dataplane.Family]*dataplane.Ruleset {
 	rulesets := map[dataplane.Family]*dataplane.Ruleset{}
 	s.mu.Lock()
-	if s.removal.Wanted { // it may have been called off meanwhile
+	defer s.mu.Unlock()
+	if s.removal.Wanted { // it may have been canceled meanwhile
 		s.removal.Err = err
 		s.removal.Done, s.removal.Message = err == nil, message
 	}
 	if s.removal.Done {
-		s.applied = Applied{}
+		s.actual.applied = Applied{}
 	}
-	if s.current != nil {
+	if s.own.current != nil {
 		for family := range s.families {
-			rulesets[family] = &dataplane.Ruleset{Node: s.node(family), Full: true}
+			rulesets[family] = &dataplane.Ruleset{Node: s.own.nodes[family], Full: true}
 		}
 	}
-	s.mu.Unlock()
-	s.Forget()
+	s.forgetKernel()
 	return rulesets
 }
 
-// EndedRemoval returns the removal as it is once it has ended.
-func (s *Store) EndedRemoval() Removal {
+// Due reports whether the sync loop has to do the removal now.
+func (r *Removal) Due() bool { return r.Wanted && r.cleared && !r.Done }
+
+// CurrentRemoval returns the removal.
+func (s *Store) CurrentRemoval() Removal {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.removal
+	return s.removal.Removal
 }

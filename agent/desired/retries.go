@@ -6,31 +6,31 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// A Service that the kernel refuses is tried again after firstRetryPause, because
-// somebody may have mended the node, and then after twice as long each time, up to
-// longestRetryPause. A change of the Service starts that anew, and is tried at once.
+// A rejected Service is tried again after FirstRetryPause, because an administrator may have
+// repaired the node, and then after twice as long each time, up to longestRetryPause. A change
+// of the Service is tried at once and starts that anew.
 const (
 	FirstRetryPause   = time.Minute
 	longestRetryPause = 16 * time.Minute
 )
 
-// retries are the Services of one IP family that the kernel refuses.
+// retries are the Services of one IP family that the kernel rejects.
 type retries map[dataplane.ServiceName]retry
 
-// retry is when a refused Service is tried again.
+// retry is when a rejected Service is tried again.
 type retry struct {
-	service *dataplane.Service // that was refused
+	service *dataplane.Service // that was rejected
 	reason  string
 	// suspected: it was rejected among others and may not be at fault.
 	suspected bool
-	// reduced: all of it is programmed but what is another's.
+	// reduced: all of it is programmed except what belongs to another.
 	reduced bool
 	at      time.Time
 	pause   time.Duration // before at
 }
 
-// noted are the retries after an Apply at a time, which has tried all but those
-// that rest: by what it reports as refused of these Services.
+// noted returns the retries after an Apply at a time, which has tried all Services except those
+// that rest.
 func (r retries) noted(result *dataplane.Result, tried *dataplane.Ruleset, now time.Time) retries {
 	out := make(retries, len(result.Rejected))
 	for name, reason := range result.Rejected {
@@ -62,7 +62,7 @@ func (r retries) due(now time.Time) bool {
 	return false
 }
 
-// resting are those that are not to be tried yet, and have not changed; never nil.
+// resting are those that are not to be tried yet and have not changed; never nil.
 func (r retries) resting(dirty map[dataplane.ServiceName]struct{}, now time.Time) map[dataplane.ServiceName]struct{} {
 	out := map[dataplane.ServiceName]struct{}{}
 	for name, t := range r {

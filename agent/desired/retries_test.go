@@ -21,14 +21,14 @@ func (r *rig) verify() string {
 	if outcome := outcomes[dataplane.IPv4]; outcome.Err != nil || outcome.Value.Count != 0 {
 		r.t.Errorf("verify: %+v", outcome)
 	}
-	if !r.Compared(r.epoch, outcomes, nil, false) {
+	if !r.Compared(r.actual.epoch, outcomes, nil, false) {
 		return "nothing"
 	}
 	return r.sync()
 }
 
 // TestRefusedIsTriedAgain by itself, at verifications, and less and less often,
-// since somebody may have mended the node.
+// since an administrator may have repaired the node.
 func TestRefusedIsTriedAgain(t *testing.T) {
 	r := running(t)
 	for _, name := range []string{"a", "b"} {
@@ -105,7 +105,7 @@ func TestRepairsLeaveARefusedServiceAlone(t *testing.T) {
 	if found := outcomes[dataplane.IPv4].Value; found.Count != 1 || !found.Drifted {
 		t.Fatalf("found %+v", found)
 	}
-	if !r.Compared(r.epoch, outcomes, nil, true) {
+	if !r.Compared(r.actual.epoch, outcomes, nil, true) {
 		t.Fatal("nothing is repaired")
 	}
 	r.expectSync("full, pruning")
@@ -175,7 +175,7 @@ func TestAMarkDuringAnApplyIsNotLost(t *testing.T) {
 			begun := func() Batch {
 				r.mu.Lock()
 				defer r.mu.Unlock()
-				r.markFull(r.clock.Now())
+				r.ledger.markFull()
 				r.combineDirty()
 				return r.takeBatch()
 			}
@@ -191,7 +191,7 @@ func TestAMarkDuringAnApplyIsNotLost(t *testing.T) {
 				t.Errorf("%v are not tried", rest)
 			}
 			r.mu.Lock()
-			r.markFull(r.clock.Now())
+			r.ledger.markFull()
 			r.mu.Unlock()
 			r.Commit(second, outcome(err), nil)
 			tries := r.kernel.Tries("shop", "a")

@@ -10,21 +10,21 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Snapshot is what the store knows at one moment, for status, health and
-// metrics. It shares nothing that changes.
+// Snapshot is what the store knows at one moment, for status and metrics. It shares nothing
+// that changes.
 type Snapshot struct {
 	Now time.Time
-	// Own is the own NodeProxyRules as last seen; nil before the first. exists
-	// is false once it is gone.
+	// Own is the own NodeProxyRules as last seen; nil before the first. Exists is false once it
+	// is gone.
 	Own    *v1alpha1.NodeProxyRules
 	Exists bool
 	// Listed: the first list of ServiceProxyRules has come.
 	Listed  bool
 	Refusal *Refusal
 	Mode    ModeChoice
-	// Audit: enforcement is Audit, so what follows is known by comparing.
+	// Audit: enforcement is Audit, so what follows is known from comparisons.
 	Audit bool
-	// Done: every family that is needed has had a first success.
+	// Done: every family that is needed has had a success.
 	Done          bool
 	Err           error     // of the last Apply, all families joined
 	OldestPending time.Time // zero: none
@@ -35,17 +35,17 @@ type Snapshot struct {
 	UnconfirmedSince time.Time
 	InventoryKnown   bool
 	Rejected         map[dataplane.ServiceName]string
-	// Suspected are those of refused that may not be at fault.
+	// Suspected are the rejected Services that may not be at fault.
 	Suspected map[dataplane.ServiceName]bool
-	// Shaped are those of refused that policies shape.
+	// Shaped are the rejected Services that policies shape.
 	Shaped   map[dataplane.ServiceName]bool
 	Warnings []string // sorted
 	Retiring []string // likewise
 	Applied  Applied
-	// Services, endpoints and local are counts of what is programmed.
+	// Services, Endpoints and Local are counts of what is programmed.
 	Services, Endpoints, Local int
 	Kernel                     *KernelCount
-	// Restored is what stands in for what the API has not shown.
+	// Restored is what is used of the checkpoint.
 	Restored   Restored
 	Removal    Removal
 	Difference *dataplane.Difference
@@ -54,50 +54,46 @@ type Snapshot struct {
 
 // FamilySnapshot is one family's part of a snapshot.
 type FamilySnapshot struct {
-	Done bool
-	// lacking: the node cannot program it, as far as is known for good.
-	lacking       bool
-	LastUpdated   time.Time
-	OldestPending time.Time
-	Counts        dataplane.Counts
+	Done   bool
+	Counts dataplane.Counts
 }
 
 // Snapshot returns a copy of the state for the status and the metrics.
 func (s *Store) Snapshot() Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock.Now()
-	if _, agreed := s.inventory.agrees(now); s.inventory.listed && !agreed && s.unconfirmedSince.IsZero() {
-		s.unconfirmedSince = now // the set that agreed has grown too old
+	now, i := s.clock.Now(), s.inventory
+	if _, agreed := i.agrees(now); i.listed && !agreed && i.unconfirmedSince.IsZero() {
+		i.unconfirmedSince = now // the set that agreed is too old
 	}
 	out := Snapshot{
-		Now: now, Own: s.rules, Exists: s.rulesExists, Listed: s.inventory.listed, Refusal: s.whyNot(), Mode: s.mode, Audit: s.inAudit(),
+		Now: now, Own: s.own.rules, Exists: s.own.exists, Listed: i.listed, Refusal: s.whyNot(), Mode: s.mode, Audit: s.own.audit(),
 		Done:             len(s.families) > 0,
 		Families:         map[dataplane.Family]FamilySnapshot{},
-		Retained:         slices.SortedFunc(maps.Keys(s.held), dataplane.ServiceName.Compare),
-		UnconfirmedSince: s.unconfirmedSince,
-		InventoryKnown:   s.inventory.wanted != nil,
+		Retained:         slices.SortedFunc(maps.Keys(s.catalog.retained), dataplane.ServiceName.Compare),
+		UnconfirmedSince: i.unconfirmedSince,
+		InventoryKnown:   i.desired != nil,
 		Rejected:         map[dataplane.ServiceName]string{},
 		Suspected:        map[dataplane.ServiceName]bool{},
 		Warnings:         s.joinedWarnings(),
 		Retiring:         s.joinedRetiring(),
-		Applied:          s.applied,
-		Restored:         s.restored,
-		Removal:          s.removal,
-		Changes:          s.changes.Totals(),
+		Applied:          s.actual.applied,
+		Restored:         s.restored.Restored,
+		Removal:          s.removal.Removal,
+		Changes:          s.ledger.metrics.totals(),
 	}
-	if s.diskWarning != "" {
-		out.Warnings = append(out.Warnings, s.diskWarning)
+	if s.restored.diskWarning != "" {
+		out.Warnings = append(out.Warnings, s.restored.diskWarning)
 	}
-	for _, e := range s.held {
+	for _, e := range s.catalog.retained {
 		out.RetainedSince = earliest(out.RetainedSince, e.vanishedAt)
 	}
-	for name, e := range s.foreign {
-		out.Rejected[name] = e.refused
+	for name, e := range s.catalog.invalid {
+		out.Rejected[name] = e.invalid
 	}
 	outcomes := map[dataplane.Family]dataplane.Outcome[struct{}]{}
 	for family, f := range s.families {
-		if !s.spared(family) {
+		if !s.optional(family) {
 			outcomes[family] = dataplane.Outcome[struct{}]{Err: f.err}
 		}
 		out.Done = out.Done && s.settled(family)
@@ -110,21 +106,19 @@ func (s *Store) Snapshot() Snapshot {
 }
 
 func (s *Snapshot) addFamily(family dataplane.Family, f *familyState, pending time.Time) {
-	s.Families[family] = FamilySnapshot{
-		Done: f.done, lacking: f.lacking(), LastUpdated: f.lastUpdated, OldestPending: pending, Counts: f.counts,
-	}
+	s.Families[family] = FamilySnapshot{Done: f.done, Counts: f.counts}
 	s.OldestPending = earliest(s.OldestPending, pending)
 	if !f.done {
 		return
 	}
 	s.Endpoints += len(f.endpoints.uses)
 	s.Local += f.endpoints.local
-	for name, why := range f.rejected {
-		if _, proven := s.Rejected[name]; proven && !s.Suspected[name] && why.suspected {
+	for name, r := range f.rejected {
+		if _, proven := s.Rejected[name]; proven && !s.Suspected[name] && r.suspected {
 			continue // of the other family
 		}
-		s.Rejected[name] = fmt.Sprintf("%s: %s", family, why.reason)
-		s.Suspected[name] = why.suspected
+		s.Rejected[name] = fmt.Sprintf("%s: %s", family, r.reason)
+		s.Suspected[name] = r.suspected
 	}
 	if k := f.kernel; k != nil {
 		if s.Kernel == nil {
@@ -142,27 +136,27 @@ func (s *Snapshot) addFamily(family dataplane.Family, f *familyState, pending ti
 	}
 }
 
-// shapedOf are those of some Services that policies shape. The caller holds mu.
+// shapedOf returns which Services policies shape. The caller holds mu.
 func (s *Store) shapedOf(names map[dataplane.ServiceName]string) map[dataplane.ServiceName]bool {
 	out := map[dataplane.ServiceName]bool{}
 	for name := range names {
-		if e := s.services[name]; e != nil && e.rules != nil && len(e.rules.Spec.Policies) > 0 {
+		if e := s.catalog.services[name]; e != nil && e.rules != nil && len(e.rules.Spec.Policies) > 0 {
 			out[name] = true
 		}
 	}
 	return out
 }
 
-// countServices counts the Services that some family serves as wanted. The
+// countServices counts the Services that some family serves, without the rejected ones. The
 // caller holds mu.
-func (s *Store) countServices(refused map[dataplane.ServiceName]string) int {
+func (s *Store) countServices(rejected map[dataplane.ServiceName]string) int {
 	count := 0
 	var counted []*familyState
 	for _, f := range s.families {
 		if !f.done {
 			continue
 		}
-		if len(counted) == 0 {
+		if len(counted) == 0 { // without a look at each, as this is called every second
 			counted, count = append(counted, f), len(f.services)
 			continue
 		}
@@ -173,7 +167,7 @@ func (s *Store) countServices(refused map[dataplane.ServiceName]string) int {
 		}
 		counted = append(counted, f)
 	}
-	for name := range refused {
+	for name := range rejected {
 		if slices.ContainsFunc(counted, func(f *familyState) bool { return f.services[name] != nil }) {
 			count--
 		}

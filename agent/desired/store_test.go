@@ -37,12 +37,21 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// setInventory has a NodeProxy show it; nil: there is no NodeProxy.
+func (r *rig) setInventory(inventory *v1alpha1.Inventory) {
+	if inventory == nil {
+		r.SetProxy(nil)
+		return
+	}
+	r.SetProxy(&v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Inventory: inventory}})
+}
+
 // prepare is what the sync loop does before an Apply.
 func (s *Store) prepare() Batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mode.Refusal == nil && s.mode.Lacks == "" {
-		s.mode.Mode = *s.settings.Mode
+		s.mode.Mode = *s.own.settings.Mode
 	}
 	s.combineDirty()
 	return s.takeBatch()
@@ -331,10 +340,10 @@ func TestRefusedObjectStaysBesideTheAcceptedOne(t *testing.T) {
 	r.SetService(r.Service("d", 4))
 	r.expectSync("not ready")
 	if s := r.Snapshot(); s.Refusal == nil || s.Applied.SettingsRevision != "rev-1" {
-		t.Errorf("refusal %v, revision in force %s", s.Refusal, s.Applied.SettingsRevision)
+		t.Errorf("refusal %v, applied revision %s", s.Refusal, s.Applied.SettingsRevision)
 	}
 	r.SetRules(r.Node())
-	r.expectSync("full, pruning d") // somebody else may have written meanwhile
+	r.expectSync("full, pruning d") // another program may have written meanwhile
 	r.MissRules()
 	r.SetService(r.Service("e", 5))
 	r.expectSync("partial e")

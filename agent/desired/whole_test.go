@@ -17,7 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestWholeIsWhatTheStoreWants: whoever combines a cluster's objects at once gets
+// TestWholeIsWhatTheStoreWants: combining a cluster's objects at once gives
 // what an agent wants that has seen them come, change and go one by one.
 func TestWholeIsWhatTheStoreWants(t *testing.T) {
 	families := []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
@@ -52,7 +52,7 @@ func TestWholeIsWhatTheStoreWants(t *testing.T) {
 			if got, want := set.Services, r.families[family].services; !reflect.DeepEqual(got, want) {
 				t.Fatalf("seed %d, %s: %s", seed, family, firstDifference(got, want))
 			}
-			if want := r.node(family); !reflect.DeepEqual(set.Node, want) || set.Mode != *want.Settings.Mode {
+			if want := r.own.nodes[family]; !reflect.DeepEqual(set.Node, want) || set.Mode != *want.Settings.Mode {
 				t.Errorf("seed %d, %s: node %+v, want %+v", seed, family, set.Node, want)
 			}
 			odd += len(set.LeftOut)

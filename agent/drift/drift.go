@@ -1,3 +1,6 @@
+// Package drift records which of the agent's rules other programs have modified, and decides
+// when these are compared and repaired: at first at once, then with growing pauses, so that
+// two programs do not fight forever. It also provides what the status reports of it.
 package drift
 
 import (
@@ -16,39 +19,38 @@ import (
 )
 
 const (
-	// GatherPause is the time from a first sign of a change by others until it is
-	// looked at: who flushes one table is about to flush another.
+	// GatherPause is the time from the first sign of an external change until the comparison:
+	// a program that flushes one table is about to flush another.
 	GatherPause = 25 * time.Millisecond
-	// restPerLook bounds what looks cost where one after the other finds nothing:
-	// after cleanLooks of them in a row, with less than cleanSpan between two, the
-	// next on mere suspicion waits for so many seconds as the last took. Where
-	// something is gone for sure it waits for as long as the last took, so that
-	// who adds and removes rules all the time leaves half of a processor alone.
+	// restPerLook limits the cost of comparisons that find nothing: after CleanLooks of them
+	// in a row, with less than cleanSpan between two, the next on mere suspicion waits for
+	// restPerLook times as long as the last took. If a change is certain it waits for as long
+	// as the last took, so that a program that adds and removes rules all the time causes at
+	// most half of a processor's load.
 	restPerLook = 20
-	// CleanLooks is how many looks in a row must find nothing before repairs are quick again.
+	// CleanLooks is how many comparisons in a row must find nothing.
 	CleanLooks = 3
 	cleanSpan  = time.Minute
 
-	// Quiet is the time without a repair that ends a row of them. The first
-	// repairsAtOnce of a row are made at once, the next waits for
-	// shortestDriftPause after the last, and each further one twice as long, up to
-	// LongestDriftPause.
+	// Quiet is the time without a repair that ends a row of them. The first repairsAtOnce of a
+	// row are immediate, the next waits for shortestDriftPause after the last, and each
+	// further one twice as long, up to LongestDriftPause.
 	Quiet              = 5 * time.Minute
 	repairsAtOnce      = 2
 	shortestDriftPause = time.Second
 	// LongestDriftPause is the longest pause between two repairs.
 	LongestDriftPause = 30 * time.Second
-	// A row of driftedRepairs that lasts for driftedSpan sets Drifted. One reload
-	// of a firewall may undo rules several times, but not for as long.
+	// A row of driftedRepairs that lasts for driftedSpan sets Drifted. One reload of a firewall
+	// may remove rules several times, but not for as long.
 	driftedRepairs = 3
 	driftedSpan    = 10 * time.Second
-	// examplesPerRepair bounds what one repair may tell of, so that it does not
-	// push out all others.
+	// examplesPerRepair limits the examples of one repair, so that it does not displace all
+	// others.
 	examplesPerRepair = 3
 )
 
-// Tracker knows what others have changed of what we wrote, and when to repair it.
-// Its methods may be called from any goroutine.
+// Tracker records external changes, and decides when to repair them. Its methods may be called
+// from any goroutine.
 type Tracker struct {
 	clock clock.PassiveClock
 
@@ -59,18 +61,18 @@ type Tracker struct {
 	examples []string  // the newest first
 }
 
-// familyDrift is what others have changed of one IP family.
+// familyDrift is what other programs have changed of one IP family.
 type familyDrift struct {
-	due bool   // a look is
-	by  string // who has given the last sign, for people
-	// clean counts the looks in a row that found nothing; cleanEnd is when the
-	// last one ended, which took cleanTook.
+	due bool   // a comparison is
+	by  string // the program that changed something last, human-readable
+	// clean counts consecutive comparisons that found nothing; cleanEnd is when the last one
+	// ended, which took cleanTook.
 	clean     int
 	cleanEnd  time.Time
 	cleanTook time.Duration
-	// found is what others have changed and no Apply has repaired yet.
+	// found is what no Apply has repaired yet.
 	found *dataplane.Difference
-	// The row of repairs that goes on.
+	// The current row of repairs.
 	row              int
 	rowStart, rowEnd time.Time
 	message          string // of Drifted
@@ -85,8 +87,7 @@ func New(c clock.PassiveClock, families []dataplane.Family) *Tracker {
 	return d
 }
 
-// Noticed takes a sign that others have changed something, and returns when to
-// look.
+// Noticed takes a sign of an external change, and returns when to compare.
 func (d *Tracker) Noticed(family dataplane.Family, c dataplane.Change) time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -96,13 +97,13 @@ func (d *Tracker) Noticed(family dataplane.Family, c dataplane.Change) time.Time
 		f.by = c.By
 	}
 	at := later(now.Add(GatherPause), f.rested(c.Sure))
-	if f.found != nil { // what there is to see is known
+	if f.found != nil { // the difference is known
 		at = later(at, f.nextRepair(now))
 	}
 	return at
 }
 
-// TakeLooks returns the families that a look is due at.
+// TakeLooks returns the families whose comparison is due.
 func (d *Tracker) TakeLooks() []dataplane.Family {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,16 +117,15 @@ func (d *Tracker) TakeLooks() []dataplane.Family {
 	return out
 }
 
-// LookAgain asks for another look at a family.
+// LookAgain requests another comparison of a family.
 func (d *Tracker) LookAgain(family dataplane.Family) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.families[family].due = true
 }
 
-// Compared takes what a comparison has found that has ended now and took so long.
-// It returns the families that others have changed, and when each may be repaired:
-// now at the earliest.
+// Compared takes the outcome of a comparison that has ended now. It returns the families that
+// other programs have changed, and when each may be repaired: now at the earliest.
 func (d *Tracker) Compared(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Difference], now time.Time, took time.Duration) map[dataplane.Family]time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,7 +148,7 @@ func (d *Tracker) Compared(outcomes map[dataplane.Family]dataplane.Outcome[datap
 	return drifted
 }
 
-// rested is when another look may be worth its cost; zero: at any time.
+// rested is when another comparison may be worth its cost; zero: at any time.
 func (f *familyDrift) rested(sure bool) time.Time {
 	switch {
 	case f.clean < CleanLooks:
@@ -160,9 +160,9 @@ func (f *familyDrift) rested(sure bool) time.Time {
 	}
 }
 
-// Synced takes the outcomes of writes and returns the families that have been
-// repaired by them. The first complete set, after a start or after another proxy,
-// repairs nothing: what it found was nobody's doing against us.
+// Synced takes the outcomes of writes and returns the families that these have repaired. The
+// first complete set, after a start or after another proxy, repairs nothing: the differences
+// are no drift.
 func (d *Tracker) Synced(outcomes map[dataplane.Family]dataplane.Outcome[dataplane.Result], first bool) []dataplane.Family {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -193,11 +193,11 @@ func (d *Tracker) repaired(family dataplane.Family, f *familyDrift, found *datap
 	if f.by != "" {
 		by = " (changed by " + f.by + ")"
 	}
-	var told []string
+	var examples []string
 	for _, e := range found.Examples[:min(len(found.Examples), examplesPerRepair)] {
-		told = append(told, string(family)+": "+e+by)
+		examples = append(examples, string(family)+": "+e+by)
 	}
-	d.examples = append(told, d.examples...)
+	d.examples = append(examples, d.examples...)
 	d.examples = d.examples[:min(len(d.examples), dataplane.MaxExamples)]
 	if f.row == 0 || now.Sub(f.rowEnd) >= Quiet {
 		f.row, f.rowStart, f.message = 0, now, ""
@@ -205,13 +205,13 @@ func (d *Tracker) repaired(family dataplane.Family, f *familyDrift, found *datap
 	f.row, f.rowEnd = f.row+1, now
 	f.by = ""
 	if f.drifted(now) {
-		f.say(family, told)
+		f.report(family, examples)
 	}
 }
 
-// say words the message of Drifted: anew each time the repairs have doubled, so
-// that the status is not written at each of them.
-func (f *familyDrift) say(family dataplane.Family, told []string) {
+// report updates the message of Drifted: each time the repairs have doubled, so that the status
+// is not written at each of them.
+func (f *familyDrift) report(family dataplane.Family, examples []string) {
 	times := driftedRepairs
 	for times*2 <= f.row {
 		times *= 2
@@ -220,14 +220,14 @@ func (f *familyDrift) say(family dataplane.Family, told []string) {
 		return
 	}
 	last := ""
-	if len(told) > 0 {
-		last = "; last: " + told[0]
+	if len(examples) > 0 {
+		last = "; last: " + examples[0]
 	}
-	f.message = fmt.Sprintf("somebody else undoes nodeproxy's %s rules again and again: repaired at least %d times since %s%s; repairs go on with pauses of up to %s, meanwhile Services may fail on this node; find what flushes or restores iptables rules, or virtual servers of mode IPVS, there (a firewall manager, a script, another proxy; \"nft monitor\" names programs of the nf_tables variant) and stop it",
-		family, times, f.rowStart.UTC().Format(time.RFC3339), last, LongestDriftPause)
+	f.message = fmt.Sprintf("Another program repeatedly modifies nodeproxy's %s rules: repaired at least %d times since %s, with pauses of up to %s in which Services may fail on this node%s. Find the program that flushes or restores iptables rules, or virtual servers of mode IPVS, on this node (a firewall manager, a script, another proxy; \"nft monitor\" names programs of the nf_tables variant) and stop it.",
+		family, times, f.rowStart.UTC().Format(time.RFC3339), LongestDriftPause, last)
 }
 
-// nextRepair is when a change that others have made may be repaired.
+// nextRepair is when an external change may be repaired.
 func (f *familyDrift) nextRepair(now time.Time) time.Time {
 	if f.row < repairsAtOnce || now.Sub(f.rowEnd) >= Quiet {
 		return now
@@ -242,12 +242,12 @@ func (f *familyDrift) nextRepair(now time.Time) time.Time {
 	return later(now, f.rowEnd.Add(min(pause, LongestDriftPause)))
 }
 
-// drifted reports whether somebody keeps undoing the family's rules.
+// drifted reports whether another program modifies the family's rules repeatedly.
 func (f *familyDrift) drifted(now time.Time) bool {
 	return f.row >= driftedRepairs && f.rowEnd.Sub(f.rowStart) >= driftedSpan && now.Sub(f.rowEnd) < Quiet
 }
 
-// Forget drops what others had changed of what we wrote: they write now.
+// Forget discards external changes: another proxy owns the rules now.
 func (d *Tracker) Forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -258,8 +258,8 @@ func (d *Tracker) Forget() {
 
 // Facts are what is reported of drift.
 type Facts struct {
-	// Repairs counts them since the start; lastTime is that of the last, zero before
-	// the first. Examples name what was repaired, the newest first.
+	// Repairs is their number since the start; LastTime is that of the last, zero before the
+	// first. Examples name what was repaired, the newest first.
 	Repairs  int64
 	LastTime time.Time
 	Examples []string
@@ -278,11 +278,11 @@ func (d *Tracker) Facts() Facts {
 			messages = append(messages, f.message)
 		}
 	}
-	out.Message = strings.Join(messages, "; ")
+	out.Message = strings.Join(messages, " ")
 	return out
 }
 
-// By is who has given the last sign of a change.
+// By is the program that changed something last.
 func (d *Tracker) By(family dataplane.Family) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -297,7 +297,7 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// Condition is the condition Drifted; nil where there is nothing to report.
+// Condition is the condition Drifted; nil: there is nothing to report.
 func (f *Facts) Condition(former []metav1.Condition) *metav1.Condition {
 	switch {
 	case f.Message != "":
@@ -308,7 +308,7 @@ func (f *Facts) Condition(former []metav1.Condition) *metav1.Condition {
 	case meta.FindStatusCondition(former, v1alpha1.ConditionDrifted) != nil:
 		return &metav1.Condition{
 			Type: v1alpha1.ConditionDrifted, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoDrift,
-			Message: fmt.Sprintf("nobody has undone rules again and again in the last %s", Quiet),
+			Message: fmt.Sprintf("No program has repeatedly modified rules in the last %s.", Quiet),
 		}
 	default:
 		return nil

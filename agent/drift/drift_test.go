@@ -43,8 +43,8 @@ func (r *driftRig) found(took time.Duration, examples ...string) time.Duration {
 	return at.Sub(r.now.Now())
 }
 
-// mended lets a full write of IPv4 succeed and reports whether that was a repair.
-func (r *driftRig) mended() bool {
+// repairs lets a full write of IPv4 succeed and reports whether that was a repair.
+func (r *driftRig) repairs() bool {
 	return len(r.Synced(written(dataplane.Result{Kind: v1alpha1.SyncFull}), false)) > 0
 }
 
@@ -60,7 +60,7 @@ func TestRepairsInARowWaitLonger(t *testing.T) {
 		wait := r.found(0, "x missing")
 		waits = append(waits, wait.String())
 		r.pass(wait)
-		if !r.mended() {
+		if !r.repairs() {
 			t.Fatal("a repair is not counted")
 		}
 	}
@@ -75,7 +75,7 @@ func TestRepairsInARowWaitLonger(t *testing.T) {
 	if wait := r.found(0, "x missing"); wait != 0 {
 		t.Errorf("after quiet the next waits for %s", wait)
 	}
-	if r.mended(); r.families[dataplane.IPv4].row != 1 {
+	if r.repairs(); r.families[dataplane.IPv4].row != 1 {
 		t.Errorf("after quiet the row goes on: %d", r.families[dataplane.IPv4].row)
 	}
 	if r.families[dataplane.IPv6].row != 0 {
@@ -104,7 +104,7 @@ func TestDriftedTellsOfWhoKeepsUndoing(t *testing.T) {
 		r.pass(after)
 		r.Noticed(dataplane.IPv4, dataplane.Change{By: "firewalld, PID 7"})
 		r.pass(r.found(0, "chain KUBE-SERVICES missing in nat"))
-		r.mended()
+		r.repairs()
 	}
 	expect("at first", "")
 	undo(0)
@@ -146,8 +146,8 @@ func TestDriftedTellsOfWhoKeepsUndoing(t *testing.T) {
 
 func TestRepairsAreToldOf(t *testing.T) {
 	r := newDriftRig(t)
-	if r.mended() {
-		t.Error("a full pass that mends nothing counts as a repair")
+	if r.repairs() {
+		t.Error("a full pass that repairs nothing counts as a repair")
 	}
 	for i := range 5 {
 		r.pass(time.Hour)
@@ -155,7 +155,7 @@ func TestRepairsAreToldOf(t *testing.T) {
 		if i == 4 {
 			r.Noticed(dataplane.IPv4, dataplane.Change{By: "nft, PID 3"})
 		}
-		r.mended()
+		r.repairs()
 	}
 	report := r.Facts()
 	if report.Repairs != 5 || !report.LastTime.Equal(agenttest.Epoch.Add(5*time.Hour)) {
@@ -223,7 +223,7 @@ func TestSuspicionRestsAfterLooksThatFindNothing(t *testing.T) {
 	expect("after quiet", suspicion, GatherPause)
 	for range 3 { // a row
 		r.found(0, "x")
-		r.mended()
+		r.repairs()
 	}
 	r.found(0, "x")
 	expect("what is known already waits for its repair", sure, 2*time.Second)

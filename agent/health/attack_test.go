@@ -92,7 +92,7 @@ func expectAnswer(t *testing.T, from, url string) {
 	}
 }
 
-func TestSlowConnectionsKeepNobodyOut(t *testing.T) {
+func TestSlowConnectionsBlockNoOthers(t *testing.T) {
 	healthy := State{Now: now, Started: now, Eligible: true}
 	state := func() State { return healthy }
 	crowded := serveState(t, ProxyHandler(state, func(string, int) {}))

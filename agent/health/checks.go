@@ -16,52 +16,57 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/httpport"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
-// maxCheckConnections is how many connections the health-check node ports of one IP
-// family have together.
-const maxCheckConnections = 1024
+const (
+	// maxCheckConnections bounds the connections of the health-check node ports of one IP family
+	// together.
+	maxCheckConnections = 1024
+	// maxLogged bounds how many troubles one line of the log lists.
+	maxLogged = 10
+)
 
 // ServiceKey names a Service.
 type ServiceKey struct{ Namespace, Name string }
 
-// Check is what the health-check node port of a Service answers.
+// Check is the answer of a Service's health-check node port.
 type Check struct {
 	Port uint16
-	// LocalEndpoints is the number of distinct IP addresses of the Service's
-	// ready endpoints on this node.
+	// LocalEndpoints is the number of distinct IP addresses of the Service's ready endpoints on
+	// this node.
 	LocalEndpoints int
 }
 
-// ChecksOptions are what Checks need.
+// ChecksOptions configure Checks.
 type ChecksOptions struct {
 	// Network is tcp4 or tcp6.
 	Network string
-	// Healthy reports whether the rules can be relied on, see ServesTraffic.
+	// Healthy reports whether load balancers can rely on the rules, see ServesTraffic.
 	Healthy func() bool
-	// Changed is called after Troubles have changed.
+	// Changed is called after Troubles has changed.
 	Changed func()
 	Clock   clock.Clock
 	Log     logr.Logger
 }
 
-// Checks serve the health-check node ports of one IP family. Load balancers ask
-// there whether this node has endpoints of a Service with external traffic
-// policy Local.
+// Checks serve the health-check node ports of one IP family. There load balancers ask whether
+// this node has endpoints of a Service with external traffic policy Local.
 type Checks struct {
 	options ChecksOptions
-	wake    chan struct{}
+	wake    pause.Wake
 
 	mu        sync.Mutex // guards everything below
-	wanted    map[ServiceKey]Check
+	desired   map[ServiceKey]Check
 	addresses func() ([]netip.Addr, error)
-	failed    map[place]error // open ones that have ceased to serve
+	failed    map[place]error // open ones that have stopped serving
 	troubles  map[place]string
 
-	// limit is one for all ports: a tenant decides how many there are.
+	// limit is one for all ports: tenants decide how many there are.
 	limit *httpport.Limit
 	open  map[place]*httpport.Server // belongs to Run
 }
@@ -79,85 +84,78 @@ func (p place) trouble(err error) string {
 // NewChecks returns Checks that serve nothing until they run.
 func NewChecks(options ChecksOptions) *Checks {
 	return &Checks{
-		options: options, wake: make(chan struct{}, 1),
+		options: options, wake: pause.NewWake(),
 		failed: map[place]error{}, troubles: map[place]string{},
 		limit: httpport.NewLimit(maxCheckConnections), open: map[place]*httpport.Server{},
 	}
 }
 
-// Set says what to serve from now on. New counts are answered at once; ports
-// are opened and closed soon after. addresses returns which of the node's
-// addresses to listen on; it is asked again and again, because they come and
-// go. Nil: all, present and future ones. turn is the context for which this
-// holds, the one that Run gets: once it is done nothing is set any more.
-func (c *Checks) Set(turn context.Context, wanted map[ServiceKey]Check, addresses func() ([]netip.Addr, error)) {
+// Set sets what to serve. New counts are answered at once; ports are opened and closed soon after.
+// addresses returns on which of the node's addresses to listen; it is called repeatedly, because
+// they change. Nil: on all, present and future ones. owned is the context of Run: once it is
+// done, Set has no effect.
+func (c *Checks) Set(owned context.Context, desired map[ServiceKey]Check, addresses func() ([]netip.Addr, error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if turn.Err() != nil {
-		return // it would be served in the next turn, which knows nothing yet
+	if owned.Err() != nil {
+		return // the next Run would serve it, although nothing is known yet then
 	}
-	c.wanted, c.addresses = wanted, addresses
-	c.poke()
+	c.desired, c.addresses = desired, addresses
+	c.wake.Up()
 }
 
-// Troubles are the ports that cannot be opened, for people; one sentence each,
-// sorted.
+// Troubles describes the ports that cannot be opened, one human-readable sentence each, sorted.
 func (c *Checks) Troubles() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Sorted(maps.Values(c.troubles))
 }
 
-// Run serves until ctx is done, and closes all ports then. It may be called
-// again after it has returned: what to serve has to be set again then.
+// Run serves until ctx is done, and then closes all ports. It may be called again after it has
+// returned, which requires another Set.
 func (c *Checks) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		again := c.reconcile(ctx)
-		c.sleep(ctx, again)
+		c.wake.For(ctx, c.options.Clock, c.reconcile(ctx))
 	}
 	c.mu.Lock()
-	c.wanted, c.addresses = nil, nil
+	c.desired, c.addresses = nil, nil
 	c.mu.Unlock()
-	// Everything, whatever is wanted: another proxy may need the ports now.
-	for p, server := range c.open {
-		_ = server.Close() // it serves no more, whatever this says
-		delete(c.open, p)
+	// All, whatever is desired: another proxy may need the ports now.
+	for p := range c.open {
+		c.close(p)
 	}
 	c.mu.Lock()
 	c.failed = map[place]error{}
 	c.mu.Unlock()
-	c.tell(map[place]string{})
+	c.setTroubles(map[place]string{})
 }
 
-// reconcile opens and closes ports. It reports whether to look again after a
-// pause even if nothing is set.
-func (c *Checks) reconcile(ctx context.Context) bool {
+// reconcile opens and closes ports. It returns when to do so again even without Set.
+func (c *Checks) reconcile(ctx context.Context) time.Duration {
 	c.mu.Lock()
-	wanted, addresses, failed := c.wanted, c.addresses, c.failed
+	desired, addresses, failed := c.desired, c.addresses, c.failed
 	c.failed = map[place]error{}
 	c.mu.Unlock()
-	places, err := c.places(wanted, addresses)
+	places, err := c.places(desired, addresses)
 	troubles := map[place]string{}
 	if err != nil { // what is open stays
 		troubles[place{}] = err.Error()
-		places = map[place]struct{}{}
+		places = sets.Set[place]{}
 		for p := range c.open {
-			if wanted[p.service].Port == p.address.Port() {
-				places[p] = struct{}{}
+			if desired[p.service].Port == p.address.Port() {
+				places.Insert(p)
 			}
 		}
 	}
-	// First close, because a port may go from one Service to another.
-	for p, server := range c.open {
+	// First close, because a port may move from one Service to another.
+	for p := range c.open {
 		why, dead := failed[p]
-		if _, stays := places[p]; stays && !dead {
-			continue
-		}
-		_ = server.Close() // it serves no more, whatever this says
-		delete(c.open, p)
-		if dead { // not at once again: it could fail as fast for ever
+		if dead { // do not reopen at once: it could fail again at once, forever
 			troubles[p] = p.trouble(why)
-			delete(places, p)
+		}
+		if dead || !places.Has(p) {
+			c.close(p)
+			places.Delete(p)
 		}
 	}
 	for p := range places {
@@ -168,30 +166,37 @@ func (c *Checks) reconcile(ctx context.Context) bool {
 			troubles[p] = p.trouble(err)
 		}
 	}
-	c.tell(troubles)
-	return len(troubles) > 0 || addresses != nil && len(wanted) > 0
+	c.setTroubles(troubles)
+	if len(troubles) > 0 || addresses != nil && len(desired) > 0 {
+		return bindPause
+	}
+	return pause.Forever
+}
+
+func (c *Checks) close(p place) {
+	_ = c.open[p].Close() // it no longer serves, even with an error
+	delete(c.open, p)
 }
 
 // places are where to listen.
-func (c *Checks) places(wanted map[ServiceKey]Check, addresses func() ([]netip.Addr, error)) (map[place]struct{}, error) {
-	out := map[place]struct{}{}
-	if len(wanted) == 0 {
+func (c *Checks) places(desired map[ServiceKey]Check, addresses func() ([]netip.Addr, error)) (sets.Set[place], error) {
+	out := sets.Set[place]{}
+	if len(desired) == 0 {
 		return out, nil
 	}
-	everywhere := netip.IPv4Unspecified()
+	list := []netip.Addr{netip.IPv4Unspecified()}
 	if c.options.Network == "tcp6" {
-		everywhere = netip.IPv6Unspecified()
+		list = []netip.Addr{netip.IPv6Unspecified()}
 	}
-	list := []netip.Addr{everywhere}
 	if addresses != nil {
 		var err error
 		if list, err = addresses(); err != nil {
 			return nil, fmt.Errorf("health-check node ports: %w", err)
 		}
 	}
-	for service, check := range wanted {
+	for service, check := range desired {
 		for _, a := range list {
-			out[place{service, netip.AddrPortFrom(a, check.Port)}] = struct{}{}
+			out.Insert(place{service, netip.AddrPortFrom(a, check.Port)})
 		}
 	}
 	return out, nil
@@ -211,21 +216,21 @@ func (c *Checks) listen(ctx context.Context, p place) error {
 			c.mu.Lock()
 			c.failed[p] = err
 			c.mu.Unlock()
-			c.poke()
+			c.wake.Up()
 		}
 	}()
 	return nil
 }
 
-// tell logs the troubles that are new or over, and notes them all: whoever reads a
-// trouble in the status finds it in the log.
-func (c *Checks) tell(troubles map[place]string) {
+// setTroubles replaces the troubles, and logs those that begin first, so that the log has every
+// trouble of the status.
+func (c *Checks) setTroubles(troubles map[place]string) {
 	c.mu.Lock()
 	former := c.troubles
 	c.mu.Unlock()
-	appeared, ended := differ(troubles, former), differ(former, troubles)
-	if len(appeared) > 0 {
-		c.options.Log.Info("Could not open all health-check node ports; trying again every 5 s, everything else goes on. Until then load balancers may send those Services no connections by this node. See what holds the port (ss -ltnp)", "count", len(appeared), "troubles", appeared[:min(len(appeared), maxTold)])
+	begun, ended := missing(troubles, former), missing(former, troubles)
+	if len(begun) > 0 {
+		c.options.Log.Info("Could not open all health-check node ports; retrying every 5 s, everything else continues. Until then load balancers may send no connections for these Services to this node. Find the programs that have the ports (ss -ltnp)", "count", len(begun), "troubles", begun[:min(len(begun), maxLogged)])
 	}
 	if len(ended) > 0 && len(troubles) == 0 {
 		c.options.Log.Info("All health-check node ports are open now", "network", c.options.Network)
@@ -233,49 +238,19 @@ func (c *Checks) tell(troubles map[place]string) {
 	c.mu.Lock()
 	c.troubles = troubles
 	c.mu.Unlock()
-	if len(appeared)+len(ended) > 0 && c.options.Changed != nil {
+	if len(begun)+len(ended) > 0 && c.options.Changed != nil {
 		c.options.Changed()
 	}
 }
 
-// maxTold bounds how many troubles one line of the log names.
-const maxTold = 10
-
-// differ returns what a says and b does not, sorted.
-func differ(a, b map[place]string) []string {
-	var out []string
-	for p, text := range a {
-		if b[p] != text {
-			out = append(out, text)
-		}
-	}
-	slices.Sort(out)
-	return out
+// missing returns the texts of a that b does not have, sorted.
+func missing(a, b map[place]string) []string {
+	a = maps.Clone(a)
+	maps.DeleteFunc(a, func(p place, text string) bool { return b[p] == text })
+	return slices.Sorted(maps.Values(a))
 }
 
-func (c *Checks) sleep(ctx context.Context, again bool) {
-	var due <-chan time.Time
-	if again {
-		timer := c.options.Clock.NewTimer(bindPause)
-		defer timer.Stop()
-		due = timer.C()
-	}
-	select {
-	case <-ctx.Done():
-	case <-c.wake:
-	case <-due:
-	}
-}
-
-func (c *Checks) poke() {
-	select {
-	case c.wake <- struct{}{}:
-	default: // a poke is waiting already
-	}
-}
-
-// checkAnswer is the body of an answer, in the form in which kube-proxy gives
-// it.
+// checkAnswer is the body of an answer, in kube-proxy's format.
 type checkAnswer struct {
 	Service struct {
 		Namespace string `json:"namespace"`
@@ -285,11 +260,11 @@ type checkAnswer struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// handler answers for a Service, whatever path and method are asked for.
+// handler answers for a Service, on any path and method.
 func (c *Checks) handler(service ServiceKey) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		c.mu.Lock()
-		count := c.wanted[service].LocalEndpoints // 0 once it is not wanted any more
+		count := c.desired[service].LocalEndpoints // 0 once it is no longer desired
 		c.mu.Unlock()
 		body := checkAnswer{LocalEndpoints: count, ServiceProxyHealthy: c.options.Healthy()}
 		body.Service.Namespace, body.Service.Name = service.Namespace, service.Name
@@ -302,15 +277,12 @@ func (c *Checks) handler(service ServiceKey) http.Handler {
 		if count > 0 && body.ServiceProxyHealthy {
 			code = http.StatusOK
 		}
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(count))
-		w.WriteHeader(code)
-		_, _ = w.Write(text) // who asked has gone: nobody to tell
+		respond(w, code, "application/json", text)
 	})
 }
 
-// Summary joins troubles into one sentence for a status, or returns "".
+// Summary joins troubles into one sentence for a status; empty without any.
 func Summary(troubles []string) string {
 	const shown = 3
 	if len(troubles) == 0 {
@@ -320,5 +292,5 @@ func Summary(troubles []string) string {
 	if more := len(troubles) - shown; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
-	return "not all health-check node ports could be opened, so load balancers may take this node for one without endpoints of those Services (" + text + "): see what holds the ports on this node (ss -ltnp); the agent tries again every 5 s"
+	return "not all health-check node ports could be opened, so load balancers may assume that this node has no endpoints of those Services (" + text + "): find the programs that have the ports on this node (ss -ltnp); the agent retries every 5 s"
 }

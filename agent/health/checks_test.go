@@ -116,13 +116,13 @@ func (r *checksRig) expect(host string, port uint16, code int, weight string) {
 
 func (r *checksRig) expectClosed(host string, port uint16) {
 	r.t.Helper()
-	await(r.t, fmt.Sprintf("nobody on %s port %d", host, port), func() bool {
+	await(r.t, fmt.Sprintf("no listener on %s port %d", host, port), func() bool {
 		_, err := probe(host, port)
 		return err != nil
 	})
 }
 
-// portsFree returns ports that nobody uses on any address of the family.
+// portsFree returns ports that are free on all addresses of the family.
 func portsFree(t *testing.T, network string, count int) []uint16 {
 	t.Helper()
 	var ports []uint16
@@ -361,7 +361,7 @@ func TestCheckThatDies(t *testing.T) {
 	r.expect("127.0.0.1", port, 200, "1")
 	p := place{cart, netip.AddrPortFrom(netip.IPv4Unspecified(), port)}
 	r.mu2(func() { r.failed[p] = errors.New("accept: too bad") })
-	r.poke()
+	r.wake.Up()
 	await(t, "a trouble", func() bool { return strings.Contains(strings.Join(r.Troubles(), ""), "too bad") })
 	r.expectClosed("127.0.0.1", port) // one that fails at once would fail for ever
 	r.pause()
@@ -369,8 +369,8 @@ func TestCheckThatDies(t *testing.T) {
 	await(t, "no trouble", func() bool { return len(r.Troubles()) == 0 })
 }
 
-// pokeAndWait has Run look at what is wanted, and waits until it has: one poke is
-// kept, and the next one is taken only when the former look is done.
+// pokeAndWait makes Run reconcile, and waits until it has: one poke is stored, and the next one is
+// accepted only after that.
 func (r *checksRig) pokeAndWait() {
 	for range 3 {
 		r.wake <- struct{}{}
@@ -403,6 +403,6 @@ func TestWithheld(t *testing.T) {
 		t.Errorf("livez %d", code)
 	}
 	if ServesTraffic(state) {
-		t.Error("health checks of Services go by rules of yesterday")
+		t.Error("health checks of Services use outdated rules")
 	}
 }

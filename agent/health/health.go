@@ -1,5 +1,5 @@
-// Package health answers probes over HTTP: load balancers and monitors ask the
-// proxy's ports, the kubelet asks the agent's own.
+// Package health answers probes over HTTP: those of load balancers and monitors on the proxy's
+// ports, and those of the kubelet on the agent's own.
 package health
 
 import (
@@ -8,41 +8,35 @@ import (
 	"time"
 )
 
-// PendingLimit is how long a change may wait for the kernel before the proxy
-// counts as unhealthy.
-const PendingLimit = 60 * time.Second
+// pendingLimit is how long a change may be pending before the proxy counts as unhealthy.
+const pendingLimit = 60 * time.Second
 
-// StuckLimit is how long the agent may be late for what waits for it, or without
-// progress in what it does, before the kubelet should restart it. Neither slow nor
-// failing is stuck.
-const StuckLimit = 5 * time.Minute
+// stuckLimit is for how long the agent may be late, or without progress, before the kubelet
+// should restart it. An agent that is slow or fails is not stuck.
+const stuckLimit = 5 * time.Minute
 
-// FamilyState is how far one IP family has come.
+// FamilyState is the progress of one IP family.
 type FamilyState struct {
-	// LastUpdated is when the kernel was last known to hold all of it.
+	// LastUpdated is when the kernel was last known to be up to date.
 	LastUpdated time.Time
-	// OldestPending is when the oldest change came that the kernel does not
-	// hold. Zero: none.
+	// OldestPending is when the oldest pending change arrived. Zero: there is none.
 	OldestPending time.Time
 }
 
-// State is what the answers depend on.
+// State determines the answers.
 type State struct {
 	Now      time.Time
 	Started  time.Time
 	Families map[string]FamilyState
 	// Eligible: load balancers may send new connections to the node.
 	Eligible bool
-	// Withheld: rules are programmed, but nobody has confirmed yet that they are
-	// those of today. Load balancers are kept away meanwhile.
+	// Withheld: rules are programmed, but not confirmed to be current. Load balancers must use
+	// other nodes.
 	Withheld bool
 }
 
-// StateFunc returns the state at the moment.
-type StateFunc func() State
-
-// familyAnswer and answer are the bodies of /healthz and /livez of the proxy,
-// in the form in which kube-proxy gives them.
+// familyAnswer and answer are the bodies of /healthz and /livez of the proxy, in kube-proxy's
+// format.
 type familyAnswer struct {
 	LastUpdated time.Time `json:"lastUpdated"`
 	Healthy     bool      `json:"healthy"`
@@ -56,10 +50,9 @@ type answer struct {
 	Status       map[string]familyAnswer `json:"status,omitempty"`
 }
 
-// ProxyHandler answers /healthz (may new connections be sent to this node?)
-// and /livez (does the proxy keep up?) as kube-proxy does on its health port, and
-// tells answered of each answer.
-func ProxyHandler(state StateFunc, answered func(path string, code int)) http.Handler {
+// ProxyHandler answers /healthz (may this node get new connections?) and /livez (does the proxy
+// keep up?) like kube-proxy on its health port, and calls answered for each answer.
+func ProxyHandler(state func() State, answered func(path string, code int)) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		s := state()
@@ -75,8 +68,8 @@ func ProxyHandler(state StateFunc, answered func(path string, code int)) http.Ha
 	return mux
 }
 
-// assess says which families are healthy. A 200 answer's lastUpdated is now,
-// that of a 503 answer the newest family's; write sees to the former.
+// assess determines which families are healthy. LastUpdated is that of a 503 answer: the newest
+// family's.
 func assess(s State) answer {
 	out := answer{CurrentTime: s.Now, Healthy: true, LastUpdated: s.Started, Status: map[string]familyAnswer{}}
 	for family, f := range s.Families {
@@ -84,7 +77,7 @@ func assess(s State) answer {
 		if updated.IsZero() {
 			updated = s.Started
 		}
-		healthy := f.OldestPending.IsZero() || s.Now.Sub(f.OldestPending) < PendingLimit
+		healthy := f.OldestPending.IsZero() || s.Now.Sub(f.OldestPending) < pendingLimit
 		out.Status[family] = familyAnswer{LastUpdated: updated, Healthy: healthy}
 		out.Healthy = out.Healthy && healthy
 		if updated.After(out.LastUpdated) {
@@ -94,8 +87,8 @@ func assess(s State) answer {
 	return out
 }
 
-// ServesTraffic reports whether load balancers can rely on what the node does
-// with connections: the proxy keeps up, and its rules are those of today.
+// ServesTraffic reports whether load balancers can rely on the node: the proxy keeps up, and its
+// rules are confirmed to be current.
 func ServesTraffic(s State) bool { return assess(s).Healthy && !s.Withheld }
 
 // write answers and returns the status.
@@ -106,58 +99,56 @@ func write(w http.ResponseWriter, body answer, ok bool) int {
 		body.LastUpdated = body.CurrentTime
 	}
 	text, err := json.Marshal(body)
-	if err != nil { // times outside the calendar; nothing else can fail
+	if err != nil { // only for times outside the calendar
 		http.Error(w, "encoding the answer: "+err.Error(), http.StatusInternalServerError)
 		return http.StatusInternalServerError
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(code)
-	_, _ = w.Write(text) // who asked has gone: nobody to tell
+	respond(w, code, "application/json", text)
 	return code
 }
 
-// MetricsHandler answers on the proxy's metrics port: the mode as kube-proxy
-// names it, a constant health check, and the metrics.
+func respond(w http.ResponseWriter, code int, contentType string, body []byte) {
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_, _ = w.Write(body) // the client has gone
+}
+
+// MetricsHandler answers on the proxy's metrics port: the mode as kube-proxy names it, a constant
+// health check, and the metrics.
 func MetricsHandler(mode func() string, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, r *http.Request) { text(mode())(w, r) })
-	mux.HandleFunc("/healthz", text("ok"))
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { writeText(w, mode()) })
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { writeText(w, "ok") })
 	mux.Handle("/metrics", metrics)
 	return mux
 }
 
-func text(s string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write([]byte(s)) // who asked has gone: nobody to tell
-	}
+func writeText(w http.ResponseWriter, text string) {
+	respond(w, http.StatusOK, "text/plain; charset=utf-8", []byte(text))
 }
 
-// KubeletHandler answers the kubelet's probes. /livez fails when the agent is stuck: overdue
-// is for how long it has been late, or without progress. /readyz fails until the agent has
-// first done its work or reported why not: unready says what is missing, empty if nothing is.
-// The metrics are there too, because the port is open from the start: also beside another
-// proxy, which has the metrics port then.
+// KubeletHandler answers the kubelet's probes. /livez fails when the agent is stuck: overdue is for
+// how long it has been late, or without progress. /readyz fails until the agent has done its work
+// once or reported why not: unready returns what is missing, or nothing. The metrics are there
+// too, because this port is always open, even while another proxy has the metrics port.
 func KubeletHandler(overdue func() time.Duration, unready func() string, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", metrics)
-	// probe answers what is wrong, or ok.
-	probe := func(path string, trouble func() string) {
-		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			if wrong := trouble(); wrong != "" {
-				http.Error(w, wrong, http.StatusServiceUnavailable)
+	probe := func(path string, problem func() string) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			if text := problem(); text != "" {
+				http.Error(w, text, http.StatusServiceUnavailable)
 				return
 			}
-			text("ok")(w, r)
+			writeText(w, "ok")
 		})
 	}
 	probe("/livez", func() string {
-		if overdue() < StuckLimit {
+		if overdue() < stuckLimit {
 			return ""
 		}
-		return "the agent has not even tried to write what waits for it, or a program that it runs (such as iptables-restore) hangs, for 5 minutes; see its log"
+		return "the agent has not even tried to write pending changes, or a program that it runs (such as iptables-restore) hangs, for 5 minutes; see its log"
 	})
 	probe("/readyz", unready)
 	return mux

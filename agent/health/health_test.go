@@ -43,8 +43,8 @@ func TestProxyHealth(t *testing.T) {
 		{"started, nothing queued", State{Eligible: true, Families: map[string]FamilyState{"IPv4": {}}}, 200, 200, "2026-11-20T08:00:00Z"},
 		{"own object never seen", State{Families: map[string]FamilyState{"IPv4": {}}}, 503, 200, "2026-11-20T06:00:00Z"},
 		{"synced long ago", State{Eligible: true, Families: map[string]FamilyState{"IPv4": {LastUpdated: now.Add(-time.Hour)}}}, 200, 200, "2026-11-20T08:00:00Z"},
-		{"a change just below the limit", State{Eligible: true, Families: pending(PendingLimit - 1)}, 200, 200, "2026-11-20T08:00:00Z"},
-		{"one family late", State{Eligible: true, Families: pending(PendingLimit)}, 503, 503, "2026-11-20T07:59:00Z"},
+		{"a change just below the limit", State{Eligible: true, Families: pending(pendingLimit - 1)}, 200, 200, "2026-11-20T08:00:00Z"},
+		{"one family late", State{Eligible: true, Families: pending(pendingLimit)}, 503, 503, "2026-11-20T07:59:00Z"},
 		{"draining", State{Families: map[string]FamilyState{"IPv4": {LastUpdated: now.Add(-time.Minute)}}}, 503, 200, "2026-11-20T07:59:00Z"},
 	}
 	for _, tt := range tests {
@@ -66,7 +66,7 @@ func TestProxyHealth(t *testing.T) {
 				t.Errorf("livez %d, want %d", code, tt.livez)
 			}
 			if _, found := body["nodeEligible"]; found {
-				t.Errorf("livez tells of eligibility: %v", body)
+				t.Errorf("livez reports eligibility: %v", body)
 			}
 		})
 	}
@@ -99,8 +99,8 @@ func TestKubeletProbes(t *testing.T) {
 	}{
 		{"starting", 0, "no answer of the API", 200, 503},
 		{"ready", 0, "", 200, 200},
-		{"slow", StuckLimit - 1, "", 200, 200},
-		{"stuck", StuckLimit, "", 503, 200},
+		{"slow", stuckLimit - 1, "", 200, 200},
+		{"stuck", stuckLimit, "", 503, 200},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

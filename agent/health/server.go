@@ -17,33 +17,32 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/httpport"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
-// bindPause is how often a port that cannot be bound is tried again.
+// bindPause is the pause between attempts to bind a port.
 const bindPause = 5 * time.Second
 
-// maxConnections is how many connections each address has: its own, so that what
-// comes to one keeps none from another.
+// maxConnections bounds the connections of each address, so that clients of one cannot block
+// those of another.
 const maxConnections = 256
 
-// Server serves HTTP on one port. A port that cannot be bound is tried again and
-// stops nothing else.
+// Server serves HTTP on one port. It retries a port that cannot be bound.
 type Server struct {
-	// Name says what is served, for the log and the status.
+	// Name is what it serves, for the log and the status.
 	Name string
-	// Address is host:port. One of the loopback addresses stands for those of both
-	// IP families, so that nobody else can answer at the other one. Empty or "0":
-	// nothing is served.
+	// Address is host:port. A loopback address stands for those of both IP families, so that no
+	// other program can answer at the other one. Empty or "0": nothing is served.
 	Address string
 	// Flag is the flag that sets the address, for the log and the status.
 	Flag    string
 	Handler http.Handler
 	Clock   clock.Clock
 	Log     logr.Logger
-	// Holder says, for people, who has an address that cannot be bound; empty: not
-	// known. Nil: nobody is asked.
+	// Holder returns, human-readable, which program has an address that cannot be bound; empty:
+	// it is unknown.
 	Holder func(address string) string
-	// Changed is called after Troubles have changed. Nil: nobody is told.
+	// Changed is called after Troubles has changed.
 	Changed func()
 
 	mu       sync.Mutex // guards everything below
@@ -59,8 +58,7 @@ func (s *Server) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// Troubles are the addresses that cannot be bound, for people; one sentence each,
-// sorted.
+// Troubles describes the addresses that cannot be bound, one human-readable sentence each, sorted.
 func (s *Server) Troubles() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,25 +70,21 @@ func addresses(flag string) []string {
 	if flag == "" || flag == "0" {
 		return nil
 	}
-	out := []string{flag}
-	given, err := netip.ParseAddrPort(flag)
-	if err != nil {
-		return out
-	}
 	v4, v6 := netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()
+	given, _ := netip.ParseAddrPort(flag) // else it is no loopback address
 	switch given.Addr() {
 	case v4:
-		out = append(out, netip.AddrPortFrom(v6, given.Port()).String())
+		return []string{flag, netip.AddrPortFrom(v6, given.Port()).String()}
 	case v6:
-		out = append(out, netip.AddrPortFrom(v4, given.Port()).String())
+		return []string{flag, netip.AddrPortFrom(v4, given.Port()).String()}
 	}
-	return out
+	return []string{flag}
 }
 
 // runAt serves on one address until ctx is done.
 func (s *Server) runAt(ctx context.Context, address string) {
-	defer s.note(address, "")
-	said := ""
+	defer s.setTrouble(address, "")
+	logged := ""
 	for {
 		err := s.serve(ctx, address)
 		if ctx.Err() != nil {
@@ -98,39 +92,31 @@ func (s *Server) runAt(ctx context.Context, address string) {
 		}
 		// A node without the other family has none of its addresses, but may get them.
 		if absent := address != s.Address && (errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)); !absent {
-			said = s.failed(address, err, said)
+			logged = s.failed(address, err, logged)
 		}
-		timer := s.Clock.NewTimer(bindPause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-timer.C():
-		}
+		pause.For(ctx, s.Clock, bindPause)
 	}
 }
 
-// failed notes that an address is not served, and logs what has not been said yet.
-// It returns what is said now.
-func (s *Server) failed(address string, err error, said string) string {
-	holder := ""
+// failed records that an address is not served, and logs that unless it has been logged. It
+// returns what has been logged.
+func (s *Server) failed(address string, err error, logged string) string {
+	text, details := err.Error(), []any{"server", s.Name, "address", address, "flag", s.Flag}
 	if s.Holder != nil && errors.Is(err, syscall.EADDRINUSE) {
-		holder = s.Holder(address)
+		if holder := s.Holder(address); holder != "" {
+			text += ": " + holder
+			details = append(details, "holder", holder)
+		}
 	}
-	now, details := err.Error(), []any{"server", s.Name, "address", address, "flag", s.Flag}
-	if holder != "" {
-		now += ": " + holder
-		details = append(details, "holder", holder)
+	if text != logged {
+		s.Log.Error(err, "Could not serve; retrying every 5 s, everything else continues. Find the program that has the port (ss -ltnpe) and stop it, or choose another address", details...)
 	}
-	if now != said {
-		s.Log.Error(err, "Could not serve; trying again every 5 s, everything else goes on. See what holds the port (ss -ltnpe) and end it, or choose another address", details...)
-	}
-	s.note(address, fmt.Sprintf("the agent cannot serve %s (%s): %s; what answers there is not the agent: find what holds the port (ss -ltnpe) and end it, the agent tries again every 5 s", s.Name, s.Flag, now))
-	return now
+	s.setTrouble(address, fmt.Sprintf("the agent cannot serve %s (%s): %s; another program answers there: find the program that has the port (ss -ltnpe) and stop it, the agent retries every 5 s", s.Name, s.Flag, text))
+	return text
 }
 
-// note notes the trouble with an address; empty: there is none.
-func (s *Server) note(address, trouble string) {
+// setTrouble sets the trouble of an address; empty: there is none.
+func (s *Server) setTrouble(address, trouble string) {
 	s.mu.Lock()
 	changed := s.troubles[address] != trouble
 	if s.troubles == nil {
@@ -145,17 +131,17 @@ func (s *Server) note(address, trouble string) {
 	}
 }
 
-// serve listens and serves until ctx is done or that fails.
+// serve listens and serves until ctx is done or an error occurs.
 func (s *Server) serve(ctx context.Context, address string) error {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", address)
 	if err != nil {
 		return err
 	}
-	s.note(address, "")
+	s.setTrouble(address, "")
 	s.Log.Info("Serving", "server", s.Name, "address", listener.Addr().String())
 	server := httpport.NewServer(httpport.NewLimit(maxConnections), s.Handler)
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // what goes wrong, Serve returns
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve returns the error
 	defer stop()
 	return server.Serve(listener)
 }

@@ -88,7 +88,7 @@ func TestPortInUseIsSaidAndTriedAgain(t *testing.T) {
 	}
 }
 
-// TestLoopbackIsServedInBothFamilies: nobody else can answer at the other one.
+// TestLoopbackIsServedInBothFamilies: no other program can answer at the other one.
 func TestLoopbackIsServedInBothFamilies(t *testing.T) {
 	for flag, want := range map[string][]string{
 		"127.0.0.1:10249": {"127.0.0.1:10249", "[::1]:10249"},

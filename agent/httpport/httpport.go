@@ -1,19 +1,20 @@
-// Package httpport serves HTTP on ports whose clients cannot keep each other out:
-// every connection has time limits, and one too many closes another one instead of
-// waiting for it.
+// Package httpport serves HTTP on ports on which clients cannot block each other: every
+// connection has time limits, and one too many closes another one instead of waiting.
 package httpport
 
 import (
 	"container/list"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
 
-// Limits of one connection. Probes and scrapes take milliseconds; the idle limit
-// lets a scraper that comes every minute keep its connection.
+// Limits of one connection. Probes and scrapes take milliseconds; with the idle limit, a scraper
+// that comes every minute keeps its connection.
 const (
 	headerTimeout  = 5 * time.Second
 	readTimeout    = 10 * time.Second
@@ -22,15 +23,15 @@ const (
 	maxHeaderBytes = 16 << 10
 )
 
-// Limit bounds how many connections are open, at one port or at several together.
-// One too many is accepted all the same, and closes the one that has waited longest
-// of the client with most connections. To wait for a free place, as
-// netutil.LimitListener does, would let whoever holds all of them keep others out.
+// Limit bounds how many connections are open, at one port or at several together. One too many is
+// accepted, and closes the connection that has waited longest of the client with most
+// connections. If it waited instead, as with netutil.LimitListener, a client with all connections
+// could block others.
 type Limit struct {
 	most int
 
 	mu      sync.Mutex // guards everything below, and the element of each connection
-	open    *list.List // of *connection: first the one that has waited longest
+	open    *list.List // of *connection, in order of their last answer
 	clients map[netip.Addr]int
 }
 
@@ -39,7 +40,7 @@ func NewLimit(most int) *Limit {
 	return &Limit{most: most, open: list.New(), clients: map[netip.Addr]int{}}
 }
 
-// Server answers with a handler, to connections that a Limit counts.
+// Server serves connections that a Limit counts.
 type Server struct {
 	limit *Limit
 	http  http.Server
@@ -62,7 +63,7 @@ func NewServer(limit *Limit, handler http.Handler) *Server {
 	}}
 }
 
-// Serve answers until the server is closed; then it returns http.ErrServerClosed.
+// Serve serves until the server is closed; then it returns http.ErrServerClosed.
 func (s *Server) Serve(listener net.Listener) error {
 	return s.http.Serve(&counted{Listener: listener, limit: s.limit})
 }
@@ -87,7 +88,7 @@ func (l *counted) Accept() (net.Conn, error) {
 		c.client = address.AddrPort().Addr().Unmap()
 	}
 	for _, surplus := range l.limit.add(c) {
-		_ = surplus.Conn.Close() // it serves no more, whatever this says
+		_ = surplus.Conn.Close() // it no longer serves, even with an error
 	}
 	return c, nil
 }
@@ -97,10 +98,10 @@ type connection struct {
 	net.Conn
 	limit   *Limit
 	client  netip.Addr
-	element *list.Element // nil once it does not count any more
+	element *list.Element // nil once it no longer counts
 }
 
-// Close closes the connection, which does not count any more then.
+// Close closes the connection, which no longer counts then.
 func (c *connection) Close() error {
 	c.limit.mu.Lock()
 	c.limit.remove(c)
@@ -108,7 +109,7 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// add counts a connection, and returns those that do not count any more for it.
+// add counts a connection, and returns those that no longer count instead.
 func (l *Limit) add(c *connection) []*connection {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,31 +117,25 @@ func (l *Limit) add(c *connection) []*connection {
 	l.clients[c.client]++
 	var surplus []*connection
 	for l.open.Len() > l.most {
-		oldest := l.surplus()
+		oldest := l.oldest()
 		l.remove(oldest)
 		surplus = append(surplus, oldest)
 	}
 	return surplus
 }
 
-// surplus returns the connection to close next. The caller holds mu.
-func (l *Limit) surplus() *connection {
-	most := 0
-	for _, n := range l.clients {
-		most = max(most, n)
-	}
-	var out *connection
+// oldest returns the connection to close next, if there is any. The caller holds mu.
+func (l *Limit) oldest() *connection {
+	most := slices.Max(slices.Collect(maps.Values(l.clients)))
 	for e := l.open.Front(); e != nil; e = e.Next() {
-		c, _ := e.Value.(*connection) // nothing else is in the list
-		if l.clients[c.client] == most {
-			out = c
-			break
+		if c, ok := e.Value.(*connection); ok && l.clients[c.client] == most {
+			return c
 		}
 	}
-	return out
+	return nil
 }
 
-// remove has a connection count no more. The caller holds mu.
+// remove makes a connection no longer count. The caller holds mu.
 func (l *Limit) remove(c *connection) {
 	if c.element == nil {
 		return
@@ -152,7 +147,7 @@ func (l *Limit) remove(c *connection) {
 	}
 }
 
-// renew notes that a connection has had its answer.
+// renew records an answer to a connection.
 func (l *Limit) renew(c *connection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,3 +1,7 @@
+// Package metrics is the registry of the agent's metrics and has most of the metrics themselves:
+// metrics.go those of nodeproxy, proxymetrics.go those with the meaning and name of one of
+// kube-proxy's. Packages with metrics of their own register them here. docs/metrics.md lists all
+// of them; a test compares.
 package metrics
 
 import (
@@ -6,21 +10,21 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 )
 
-// Metrics are the agent's metrics, in a registry of their own. Those that mean
-// what kube-proxy's mean have its names and are in proxy. docs/metrics.md lists
-// all of them; a test compares.
+// Metrics are the agent's metrics.
 type Metrics struct {
 	Registry     *prometheus.Registry
-	Keep         *checkpoint.Metrics // of the last good set on disk
+	Keep         *checkpoint.Metrics
 	Proxy        *proxyMetrics
 	verified     *prometheus.CounterVec
 	differences  *prometheus.CounterVec
@@ -30,8 +34,8 @@ type Metrics struct {
 	flowPasses   *prometheus.CounterVec
 	services     prometheus.Gauge
 	endpoints    prometheus.Gauge
-	held         prometheus.Gauge
-	refused      prometheus.Gauge
+	retained     prometheus.Gauge
+	rejected     prometheus.Gauge
 	pending      prometheus.Gauge
 	objectGone   prometheus.Gauge
 	conditions   *prometheus.GaugeVec
@@ -39,7 +43,11 @@ type Metrics struct {
 	build        *prometheus.GaugeVec
 	Checks       prometheus.Counter
 	Tracking     *conntrack.Metrics
-	modes        *modeMetrics
+	modes        *prometheus.GaugeVec
+	fallback     prometheus.Gauge
+	// objects count what the kernel has, by metric. They only have series in the mode that
+	// declares them.
+	objects map[dataplane.ObjectMetric]*prometheus.GaugeVec
 }
 
 // New returns the metrics of an agent, in a registry of their own.
@@ -50,53 +58,64 @@ func New() *Metrics {
 	return m
 }
 
-// RegisterMetrics makes the metrics known to r.
+// factory creates registered metrics whose names begin with a prefix.
+type factory struct {
+	promauto.Factory
+	prefix string
+}
+
+func (f factory) gauge(name, help string) prometheus.Gauge {
+	return f.NewGauge(prometheus.GaugeOpts{Name: f.prefix + name, Help: help})
+}
+
+func (f factory) gauges(name, help string, labels ...string) *prometheus.GaugeVec {
+	return f.NewGaugeVec(prometheus.GaugeOpts{Name: f.prefix + name, Help: help}, labels)
+}
+
+func (f factory) counter(name, help string) prometheus.Counter {
+	return f.NewCounter(prometheus.CounterOpts{Name: f.prefix + name, Help: help})
+}
+
+func (f factory) counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return f.NewCounterVec(prometheus.CounterOpts{Name: f.prefix + name, Help: help}, labels)
+}
+
+// RegisterMetrics registers the metrics with r.
 func RegisterMetrics(r prometheus.Registerer) *Metrics {
-	gauge := func(name, help string) prometheus.Gauge {
-		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "nodeproxy_agent_" + name, Help: help})
-	}
-	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "nodeproxy_agent_" + name, Help: help}, labels)
-	}
-	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nodeproxy_agent_" + name, Help: help}, labels)
-	}
+	f := factory{promauto.With(r), "nodeproxy_agent_"}
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m := &Metrics{
-		Proxy:        newProxyMetrics(),
+		Proxy:        newProxyMetrics(r),
 		Keep:         checkpoint.NewMetrics(r),
-		verified:     counter("verifications_total", "Verifications that the kernel holds what is wanted, by result (same, different, failed). The rules are read only where somebody else may have changed them.", "ip_family", "result"),
-		differences:  counter("differences_total", "Differences that verifications found.", "ip_family"),
-		repairs:      counter("repairs_total", "Repairs of rules that others had changed.", "ip_family"),
-		flowsRemoved: counter("stale_flows_removed_total", "Flows removed from the connection tracking table, by reason (endpoint_gone, no_endpoint, not_translated, other_mode, address_gone).", "ip_family", "reason"),
-		flowsRead:    counter("flows_read_total", "Flows read from the connection tracking table and compared to the rules.", "ip_family"),
-		flowPasses:   counter("flow_comparisons_total", "Comparisons of flows to the rules, by result (complete, failed).", "ip_family", "result"),
-		services:     gauge("services", "Services that are programmed."),
-		endpoints:    gauge("endpoints", "Distinct endpoints of the Services that are programmed."),
-		held:         gauge("retained_services", "Services whose object has vanished without being released; their rules stay."),
-		refused:      gauge("rejected_services", "Services that are not programmed as wanted, because the kernel refuses their rules or the agent does not know the format of their object."),
-		pending:      gauge("pending_change_seconds", "Age of the oldest change that the kernel does not hold; 0: none."),
-		objectGone:   gauge("node_proxy_rules_missing", "1 while the node's NodeProxyRules does not exist; the last known one stays in force."),
-		conditions:   gauges("condition", "Conditions of the node's NodeProxyRules as the agent would write them now: 1 where the status is True, 0 where it is False. A condition that is absent has no series.", "type", "reason"),
-		build: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "nodeproxy_build_info", Help: "1, with the release and the version of Go that it was built with.",
-		}, []string{"version", "go_version"}),
-		Checks: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "nodeproxy_agent_other_proxy_checks_total",
-			Help: "Checks for other proxies on the node: every one to a few seconds, and before every write.",
-		}),
+		Tracking:     conntrack.NewMetrics(r),
+		verified:     f.counters("verifications_total", "Verifications that compare the kernel with the desired state, by result (same, different, failed). Rules are only read if another program may have changed them.", "ip_family", "result"),
+		differences:  f.counters("differences_total", "Differences that verifications found.", "ip_family"),
+		repairs:      f.counters("repairs_total", "Repairs of rules that other programs had changed.", "ip_family"),
+		flowsRemoved: f.counters("stale_flows_removed_total", "Flows removed from the connection tracking table, by reason (endpoint_gone, no_endpoint, not_translated, other_mode, address_gone).", "ip_family", "reason"),
+		flowsRead:    f.counters("flows_read_total", "Flows read from the connection tracking table and compared to the rules.", "ip_family"),
+		flowPasses:   f.counters("flow_comparisons_total", "Comparisons of flows to the rules, by result (complete, failed).", "ip_family", "result"),
+		services:     f.gauge("services", "Services that are programmed."),
+		endpoints:    f.gauge("endpoints", "Distinct endpoints of the Services that are programmed."),
+		retained:     f.gauge("retained_services", "Services whose object has vanished without being released; their rules are retained."),
+		rejected:     f.gauge("rejected_services", "Services that are not programmed as desired, because the kernel rejects their rules or the agent does not know the format of their object."),
+		pending:      f.gauge("pending_change_seconds", "Age of the oldest change that the kernel does not have; 0: none."),
+		objectGone:   f.gauge("node_proxy_rules_missing", "1 while the node's NodeProxyRules does not exist; the last known one stays applied."),
+		conditions:   f.gauges("condition", "Conditions of the node's NodeProxyRules as the agent would write them now: 1 if the status is True, 0 if it is False. A condition that is absent has no series.", "type", "reason"),
+		Checks:       f.counter("other_proxy_checks_total", "Checks for other proxies on the node: every one to a few seconds, and before every write."),
+		modes:        f.gauges("mode", "1 for the mode that runs (IPTables, IPVS), 0 for the others.", "mode"),
+		fallback:     f.gauge("mode_fallback", "1 while another mode runs than the requested one, because the node cannot run that."),
+		build:        factory{f.Factory, "nodeproxy_"}.gauges("build_info", "1, with the release and the version of Go that it was built with.", "version", "go_version"),
+		objects:      map[dataplane.ObjectMetric]*prometheus.GaugeVec{},
 	}
-	r.MustRegister(m.Proxy.collectors()...)
-	r.MustRegister(
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		m.verified, m.differences, m.repairs, m.flowsRemoved, m.flowsRead, m.flowPasses, m.services, m.endpoints,
-		m.held, m.refused, m.pending, m.objectGone, m.conditions, m.build, m.Checks,
-	)
-	m.Tracking = conntrack.NewMetrics(r)
-	m.modes = newModeMetrics(r)
+	for _, mode := range modes.Declarations() {
+		for _, metric := range mode.Metrics {
+			m.objects[metric] = f.gauges(metric.Name, metric.Help, "ip_family")
+		}
+	}
 	return m
 }
 
-// Begin shows what is known from the start.
+// Begin initializes the series that are known from the start.
 func (m *Metrics) Begin(version string, families []dataplane.Family) {
 	m.build.WithLabelValues(version, runtime.Version()).Set(1)
 	m.Proxy.begin(families)
@@ -112,7 +131,7 @@ func (m *Metrics) Begin(version string, families []dataplane.Family) {
 	}
 }
 
-// maxScrapes is how many answers of /metrics a port makes at a time.
+// maxScrapes bounds the concurrent answers of /metrics on a port.
 const maxScrapes = 4
 
 // Handler serves the metrics.
@@ -135,14 +154,14 @@ func (m *Metrics) Compared(outcomes map[dataplane.Family]dataplane.Outcome[datap
 	}
 }
 
-// Repaired counts repairs of what others have changed.
+// Repaired counts repairs of what other programs have changed.
 func (m *Metrics) Repaired(families []dataplane.Family) {
 	for _, family := range families {
 		m.repairs.WithLabelValues(string(family)).Inc()
 	}
 }
 
-// Cleaned counts what a comparison of flows to the rules did.
+// Cleaned counts the outcome of a comparison of flows to the rules.
 func (m *Metrics) Cleaned(family dataplane.Family, pass conntrack.Pass) {
 	result := "complete"
 	if pass.Err != nil {
@@ -150,37 +169,51 @@ func (m *Metrics) Cleaned(family dataplane.Family, pass conntrack.Pass) {
 	}
 	m.flowPasses.WithLabelValues(string(family), result).Inc()
 	m.flowsRead.WithLabelValues(string(family)).Add(float64(pass.Read))
-	m.Proxy.cleaned(family, pass)
+	m.Proxy.flowDuration.WithLabelValues(string(family)).Observe(pass.Took.Seconds())
 	for reason, count := range pass.Removed {
 		m.flowsRemoved.WithLabelValues(string(family), string(reason)).Add(float64(count))
+		m.Proxy.flowsDeleted.WithLabelValues(string(family)).Add(float64(count))
 	}
 }
 
-// Show sets the gauges.
+// Show sets the gauges. Only one goroutine calls it.
 func (m *Metrics) Show(s desired.Snapshot) {
 	m.services.Set(float64(s.Services))
 	m.endpoints.Set(float64(s.Endpoints))
-	m.held.Set(float64(len(s.Retained)))
-	m.refused.Set(float64(len(s.Rejected)))
+	m.retained.Set(float64(len(s.Retained)))
+	m.rejected.Set(float64(len(s.Rejected)))
 	m.objectGone.Set(flag(s.Own != nil && !s.Exists))
+	m.fallback.Set(flag(s.Mode.Fallback() != ""))
 	age := 0.0
 	if !s.OldestPending.IsZero() {
 		age = s.Now.Sub(s.OldestPending).Seconds()
 	}
 	m.pending.Set(age)
-	m.modes.show(s)
 	m.Proxy.show(s.Changes)
+	for _, mode := range modes.Declarations() {
+		runs := s.Applied.Mode == mode.Mode
+		m.modes.WithLabelValues(string(mode.Mode)).Set(flag(runs))
+		for family, f := range s.Families {
+			for _, metric := range mode.Metrics {
+				if gauge := m.objects[metric]; f.Done && runs {
+					gauge.WithLabelValues(string(family)).Set(float64(f.Counts[metric.Object]))
+				} else {
+					gauge.DeleteLabelValues(string(family))
+				}
+			}
+		}
+	}
 }
 
-// ShowConditions sets the gauges of conditions. Only one goroutine calls it. A
-// series that stays is never away: an alert would begin to wait anew.
+// ShowConditions sets the gauges of conditions. Only one goroutine calls it. A series that stays is
+// never removed meanwhile: that would restart the wait of an alert.
 func (m *Metrics) ShowConditions(list []metav1.Condition) {
 	now := make(map[[2]string]bool, len(list))
 	for _, c := range list {
 		now[[2]string{c.Type, c.Reason}] = true
 		m.conditions.WithLabelValues(c.Type, c.Reason).Set(flag(c.Status == metav1.ConditionTrue))
 	}
-	for former := range m.shown { // gone, or it has another reason
+	for former := range m.shown { // gone, or with another reason
 		if !now[former] {
 			m.conditions.DeleteLabelValues(former[0], former[1])
 		}

@@ -1,8 +1,10 @@
-// Package ownership tells whether another proxy serves the Services of this node, and
-// for how long it must be quiet before the agent may write.
+// Package ownership decides whether the agent owns the node's proxy rules: it writes only
+// while no other proxy serves the Services of the node.
 //
 // Where to look:
 //
-//   - probe.go: asks the ports of other proxies
-//   - waiting.go: how long to wait after another proxy has shown
+//   - owner.go: acquires ownership, watches it and loses it
+//   - waiting.go: how long no other proxy must show before
+//   - probe.go: probes the ports of other proxies
+//   - detection: detects them in the kernel
 package ownership

@@ -22,31 +22,30 @@ import (
 )
 
 const (
-	// ProxyModeAddress is where kube-proxy and we say which mode runs.
+	// ProxyModeAddress is where kube-proxy and we report the mode.
 	ProxyModeAddress = "127.0.0.1:10249"
 	proxyModePort    = 10249
-	// proxyHealthPort is where kube-proxy, we and some other proxies tell load
-	// balancers that the node is well.
+	// proxyHealthPort is where kube-proxy, we and some other proxies report health to load
+	// balancers.
 	proxyHealthPort = 10256
 	// probeTimeout is how long another proxy may take to answer.
 	probeTimeout = 2 * time.Second
-	// ProbeLimit is how many looks in a row may go unanswered until what listens
-	// there is taken for something else than a proxy.
+	// ProbeLimit is how many consecutive probes may go unanswered until the listener is
+	// assumed to be no proxy.
 	ProbeLimit = 5
-	// maxAnswer bounds what is read of an answer, in bytes.
+	// maxAnswer limits what is read of an answer, in bytes.
 	maxAnswer = 64 << 10
-	// InstanceHeader tells the ports of this agent from those of another one.
+	// InstanceHeader distinguishes the ports of this agent from those of another one.
 	InstanceHeader = "Nodeproxy-Agent"
 )
 
-// ProbeFunc asks the ports of proxies on this node whether one answers. It
-// returns what tells of it, for people, and an empty string where none does. An
-// answer of the agent whose instance is given does not count, nor does one of a
-// process that is not root's. An error means that a process of root accepts
-// connections there and has not answered in time.
+// ProbeFunc probes the ports of proxies on this node. It returns a human-readable sign of one
+// that answers; empty: none does. Answers of the agent with the given instance do not count,
+// nor do those of processes that are not root's. An error means that a process of root accepts
+// connections and has not answered in time.
 type ProbeFunc func(ctx context.Context, instance string) (sign string, err error)
 
-// Sockets says who has the node's TCP ports: see sockets.Kernel.
+// Sockets names the processes that have the node's TCP ports: see sockets.Kernel.
 type Sockets interface {
 	Listening(netip.AddrPort) (*sockets.Listener, error)
 	Here(server, client netip.AddrPort) (bool, error)
@@ -57,33 +56,32 @@ type Sockets interface {
 type endpoint struct {
 	address netip.AddrPort
 	path    string
-	// read says what an answer tells; empty: it is no proxy's.
+	// read returns the sign of an answer; empty: it is no proxy's.
 	read func(code int, body []byte) string
 }
 
 func (e endpoint) url() string { return "http://" + e.address.String() + e.path }
 
-// NewProbe returns a ProbeFunc that asks the ports of kube-proxy on the node's
-// loopback addresses: /proxyMode at 10249, and /healthz at 10256, where some
-// other proxies answer too.
+// NewProbe returns a ProbeFunc for the ports of kube-proxy on the node's loopback addresses:
+// /proxyMode at 10249, and /healthz at 10256, where some other proxies answer too.
 func NewProbe(of Sockets, log logr.Logger) ProbeFunc {
-	v4, v6 := netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback() // of a cluster of IPv6
+	v4, v6 := netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback() // in IPv6 clusters
 	return probe(of, log,
 		modeAt(netip.AddrPortFrom(v4, proxyModePort)), modeAt(netip.AddrPortFrom(v6, proxyModePort)),
 		healthAt(netip.AddrPortFrom(v4, proxyHealthPort)), healthAt(netip.AddrPortFrom(v6, proxyHealthPort)))
 }
 
-// ProbeProxyMode returns a ProbeFunc that asks for the mode at address only.
+// ProbeProxyMode returns a ProbeFunc for the mode at address only.
 func ProbeProxyMode(address netip.AddrPort, of Sockets, log logr.Logger) ProbeFunc {
 	return probe(of, log, modeAt(address))
 }
 
-// ProbeHealth returns a ProbeFunc that asks for the health at address only.
+// ProbeHealth returns a ProbeFunc for the health at address only.
 func ProbeHealth(address netip.AddrPort, of Sockets, log logr.Logger) ProbeFunc {
 	return probe(of, log, healthAt(address))
 }
 
-// modeAt is a port where kube-proxy says its mode. What answers 200 is a proxy.
+// modeAt is a port where kube-proxy reports its mode. What answers 200 is a proxy.
 func modeAt(address netip.AddrPort) endpoint {
 	e := endpoint{address: address, path: "/proxyMode"}
 	e.read = func(code int, body []byte) string {
@@ -99,7 +97,7 @@ func modeAt(address netip.AddrPort) endpoint {
 	return e
 }
 
-// healthAt is a port where a proxy says whether it keeps up, well or not.
+// healthAt is a port where a proxy reports its health.
 func healthAt(address netip.AddrPort) endpoint {
 	e := endpoint{address: address, path: "/healthz"}
 	e.read = func(_ int, body []byte) string {
@@ -115,15 +113,14 @@ func healthAt(address netip.AddrPort) endpoint {
 }
 
 func probe(of Sockets, log logr.Logger, endpoints ...endpoint) ProbeFunc {
-	p := &prober{sockets: of, log: log, said: map[netip.AddrPort]string{}}
+	p := &prober{sockets: of, log: log, logged: map[netip.AddrPort]string{}}
 	return func(ctx context.Context, instance string) (string, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		var wg sync.WaitGroup
 		defer wg.Wait()
 		defer cancel()
-		// All at the same time: a repair waits for this, and several ports may be
-		// silent. The first in order tells, so that the
-		// sign does not alternate.
+		// All at the same time: a repair waits for this, and several ports may be silent. The
+		// first in order counts, so that the sign does not alternate.
 		findings := make([]chan finding, len(endpoints))
 		for i, e := range endpoints {
 			findings[i] = make(chan finding, 1)
@@ -142,27 +139,27 @@ func probe(of Sockets, log logr.Logger, endpoints ...endpoint) ProbeFunc {
 	}
 }
 
-// prober asks the ports of proxies. Only root can be a proxy: others may listen
-// where a proxy would, or have a rule lead connections to them, as pods with a
-// hostPort do, and must not keep us from our work.
+// prober probes the ports of proxies. Only processes of root count: others may listen at these
+// ports, or receive their connections by a rule, as pods with a hostPort do, and must not block
+// the agent.
 type prober struct {
 	sockets Sockets
 	log     logr.Logger
 
-	mu   sync.Mutex                // guards everything below
-	said map[netip.AddrPort]string // what was last logged of a port
+	mu     sync.Mutex                // guards everything below
+	logged map[netip.AddrPort]string // by port
 }
 
-// finding is what a look at a port has found.
+// finding is what a probe of a port has found.
 type finding struct {
 	sign   string
 	silent error // as ProbeFunc's
-	// odd is what is logged, with details: why an answer does not count.
+	// odd is logged, with details: why an answer does not count.
 	odd     string
 	details []any
 }
 
-// look asks one port, if a process of root listens there before and afterwards.
+// look probes one port, if a process of root listens before and afterwards.
 func (p *prober) look(ctx context.Context, e endpoint, instance string) finding {
 	before, err := p.sockets.Listening(e.address)
 	if f, counts := listens(before, err); !counts {
@@ -179,17 +176,16 @@ func (p *prober) look(ctx context.Context, e endpoint, instance string) finding 
 	return answered(answer, silent, *before == *after)
 }
 
-// listens decides whether what listens at a port may be a proxy. If not, the
-// finding says why.
+// listens decides whether a listener may be a proxy. If not, the finding is why.
 func listens(l *sockets.Listener, err error) (finding, bool) {
 	switch {
 	case err != nil:
-		return finding{odd: "Could not determine who listens where kube-proxy would; going on by the signs of other proxies in the kernel alone", details: []any{"err", err.Error()}}, false
+		return finding{odd: "Could not determine which process listens at kube-proxy's port; only detecting other proxies in the kernel", details: []any{"err", err.Error()}}, false
 	case l == nil:
 		return finding{}, false
 	case l.UID != 0:
 		return finding{
-			odd:     "A process that is not root's listens where kube-proxy would; it is not taken for a proxy. Find it (ss -ltnpe) and have it use another port; if it is a pod's, forbid host networking in its namespace (Pod Security level baseline)",
+			odd:     "A process that is not root's listens at kube-proxy's port; assuming that it is no proxy. Find it (ss -ltnpe) and have it use another port; if it is a pod's, forbid host networking in its namespace (Pod Security level baseline)",
 			details: []any{"uid", l.UID},
 		}, false
 	default:
@@ -197,8 +193,8 @@ func listens(l *sockets.Listener, err error) (finding, bool) {
 	}
 }
 
-// answered decides what an answer, or silence, at a port of root tells. Same
-// reports whether the same process has listened before and afterwards.
+// answered classifies an answer, or silence, of a process of root. Same: the same process has
+// listened before and afterwards.
 func answered(a answer, silent error, same bool) finding {
 	switch {
 	case silent != nil:
@@ -206,13 +202,13 @@ func answered(a answer, silent error, same bool) finding {
 	case a.err != nil:
 		f, _ := listens(nil, a.err)
 		return f
-	case !a.here: // what listens there has not been asked
+	case !a.here: // another process has answered
 		return finding{
-			silent: errors.New("asking for another proxy: connections are led elsewhere"),
-			odd:    "Rules of this node lead connections for a port of kube-proxy elsewhere; what answers there is not taken for a proxy. Find the pod with this hostPort and have it use another one",
+			silent: errors.New("probing for another proxy: connections are redirected"),
+			odd:    "Rules of this node redirect connections to a port of kube-proxy; assuming that the answer is no proxy's. Find the pod with this hostPort and have it use another one",
 		}
 	case !same:
-		return finding{silent: errors.New("asking for another proxy: another process listens there now")}
+		return finding{silent: errors.New("probing for another proxy: another process listens now")}
 	default:
 		return finding{sign: a.sign}
 	}
@@ -225,37 +221,36 @@ func (p *prober) note(ctx context.Context, address netip.AddrPort, f finding) {
 		text = f.odd + fmt.Sprint(f.details...)
 	}
 	p.mu.Lock()
-	changed := p.said[address] != text
-	p.said[address] = text
+	changed := p.logged[address] != text
+	p.logged[address] = text
 	p.mu.Unlock()
 	if changed && text != "" && ctx.Err() == nil {
 		p.log.Info(f.odd, append([]any{"address", address.String()}, f.details...)...)
 	}
 }
 
-// answer is what a port tells.
+// answer is the answer of a port.
 type answer struct {
 	sign string
-	// here: the connection has ended in this network namespace. If not, nothing is
-	// asked, because rules lead it elsewhere. Err: it is not known.
+	// here: the connection ends in this network namespace. If not, nothing is sent, because
+	// rules redirect it. Err: that is unknown.
 	here bool
 	err  error
 }
 
-// ask asks a port. An error means that it has not been connected, or has not
-// answered, in time.
+// ask probes a port. An error means that it did not connect, or answer, in time.
 func (e endpoint) ask(ctx context.Context, instance string, of Sockets) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", e.address.String())
 	if err != nil {
-		return answer{}, fmt.Errorf("asking for another proxy: %w", err)
+		return answer{}, fmt.Errorf("probing for another proxy: %w", err)
 	}
 	defer func() { _ = conn.Close() }()                                              // only read from
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // it is open
 	defer stop()
-	// While our end is open the other one is there, too.
+	// While our end is open, the other one exists, too.
 	var a answer
 	if client, ok := conn.LocalAddr().(*net.TCPAddr); ok {
 		port := client.AddrPort()
@@ -266,7 +261,7 @@ func (e endpoint) ask(ctx context.Context, instance string, of Sockets) (answer,
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.url(), http.NoBody)
 	if err != nil {
-		return a, fmt.Errorf("asking for another proxy: %w", err)
+		return a, fmt.Errorf("probing for another proxy: %w", err)
 	}
 	request.Close = true
 	if err := request.Write(conn); err != nil {
@@ -281,7 +276,7 @@ func (e endpoint) ask(ctx context.Context, instance string, of Sockets) (answer,
 	if other != "" && other == instance {
 		return a, nil
 	}
-	// What cannot be read to its end has answered all the same.
+	// An answer that cannot be read completely also counts.
 	body, _ := io.ReadAll(response.Body)
 	if a.sign = e.read(response.StatusCode, body); a.sign != "" && other != "" {
 		a.sign += ", by another nodeproxy-agent"
@@ -289,12 +284,11 @@ func (e endpoint) ask(ctx context.Context, instance string, of Sockets) (answer,
 	return a, nil
 }
 
-// unanswered returns the error where it took too long. Else what listens there does
-// not speak HTTP.
+// unanswered returns the error if it was a timeout. Otherwise the listener does not speak HTTP.
 func unanswered(err error) error {
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
-		return fmt.Errorf("asking for another proxy: %w", err)
+		return fmt.Errorf("probing for another proxy: %w", err)
 	}
 	return nil
 }

@@ -81,7 +81,7 @@ func TestOnlyRootIsAProxy(t *testing.T) {
 	}
 }
 
-// TestAHostPortIsNoProxy: a rule leads connections to a pod, where nobody listens
+// TestAHostPortIsNoProxy: a rule leads connections to a pod, where nothing listens
 // and where root does.
 func TestAHostPortIsNoProxy(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -108,7 +108,7 @@ func TestAHostPortIsNoProxy(t *testing.T) {
 		t.Fatalf("the pod does not answer: %+v, %v", a, err)
 	}
 	if f := p.look(t.Context(), e, "me"); f.sign != "" || f.silent != nil || f.odd != "" {
-		t.Errorf("nobody listens: %+v", f)
+		t.Errorf("nothing listens: %+v", f)
 	}
 	serveProxy(t, node, 0, "tcp", ProxyModeAddress)
 	if f := p.look(t.Context(), e, "me"); f.sign != "" || f.silent == nil || !strings.Contains(f.odd, "hostPort") {

@@ -38,7 +38,7 @@ func TestWhoseAnswersCount(t *testing.T) {
 	}{
 		{name: "root", Sockets: list(ofRoot), asked: true, sign: true},
 		{name: "root, silent", Sockets: list(ofRoot), slow: true, asked: true, silent: true},
-		{name: "nobody, but a rule leads elsewhere", Sockets: list(nil)},
+		{name: "no listener, but a rule leads elsewhere", Sockets: list(nil)},
 		{name: "a user", Sockets: list(ofUser), log: `"uid"=1000`},
 		{name: "a user, silent", Sockets: list(ofUser), slow: true, log: `"uid"=1000`},
 		{name: "it cannot be told", Sockets: &agenttest.Sockets{Listeners: []*sockets.Listener{nil}, Err: errors.New("no tcp_diag")}, log: "no tcp_diag"},
@@ -62,7 +62,7 @@ func TestWhoseAnswersCount(t *testing.T) {
 				}
 				_, _ = w.Write([]byte("iptables"))
 			})
-			p := &prober{sockets: tt.Sockets, log: funcr.New(log.Add, funcr.Options{}), said: map[netip.AddrPort]string{}}
+			p := &prober{sockets: tt.Sockets, log: funcr.New(log.Add, funcr.Options{}), logged: map[netip.AddrPort]string{}}
 			f := p.look(ctx, modeAt(at), "me")
 			for range 3 { // it is logged once
 				p.note(t.Context(), at, f)
@@ -113,7 +113,7 @@ func TestProbeReadsAnswers(t *testing.T) {
 	}
 }
 
-func TestProbeOfNobody(t *testing.T) {
+func TestProbeWithoutListener(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
 	e := modeAt(agenttest.AddressOf(gone.Listener))

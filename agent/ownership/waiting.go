@@ -3,75 +3,64 @@ package ownership
 import "time"
 
 const (
-	// QuietTime is for how long no other proxy may show after one has, until we
-	// take our turn. A kube-proxy for which we have closed our ports opens them
-	// within 5 s, and one that is replaced by a newer one is away for a moment.
-	QuietTime = 10 * time.Second
-	// QuietAfterStart is the same for an agent that starts where another proxy
-	// was active before: after a reboot we may be the first.
-	QuietAfterStart = 60 * time.Second
-	// Where several turns in a row are shorter than shortTurn, and the other proxy
-	// never shows in between, the time to be quiet doubles up to longestQuiet, so
-	// that we do not fight a proxy that opens no port.
-	shortTurn    = 2 * time.Minute
-	longestQuiet = 5 * time.Minute
+	// quietTime is how long a proxy that has shown must not show again. A kube-proxy for
+	// which we have closed our ports opens them within 5 s, and one that is replaced by a
+	// newer one is away for a moment.
+	quietTime = 10 * time.Second
+	// quietAfterStart is the same if another proxy was active before the agent started:
+	// after a reboot the agent may be the first to start.
+	quietAfterStart = 60 * time.Second
+	// If ownership is lost repeatedly after less than shortOwnership, to a proxy that never
+	// shows in between, the time doubles up to longestQuiet. Otherwise the agent would
+	// fight a proxy that opens no port.
+	shortOwnership = 2 * time.Minute
+	longestQuiet   = 5 * time.Minute
 )
 
-// Waiting decides how long it must be quiet before we take our turn. It knows
-// no clock but now.
-type Waiting struct {
+// waiting decides how long no other proxy must show before ownership is acquired.
+type waiting struct {
 	now func() time.Time
-	// Since is when it became quiet; zero: it is not. Need is for how long it
-	// must be.
-	Since time.Time
-	Need  time.Duration
-	// Seen: another proxy has shown since the start. silent counts the looks in a
-	// row that got no answer, short the turns in a row that were lost soon, to a
-	// proxy that did not show afterwards.
-	Seen   bool
-	Silent int
-	short  int
+	// since is when other proxies ceased to show; zero: one shows. Need is for how long
+	// none must.
+	since time.Time
+	need  time.Duration
+	// seen: another proxy has shown since the start. Silent counts consecutive probes
+	// without an answer, short consecutive losses that came soon.
+	seen          bool
+	silent, short int
 }
 
-// NewWaiting returns a wait that has not begun.
-func NewWaiting(now func() time.Time) *Waiting { return &Waiting{now: now} }
-
-// Ended says that a turn of that length has ended, lost to another proxy or
-// not.
-func (w *Waiting) Ended(lost bool, length time.Duration) {
-	w.Since, w.Silent, w.Need = time.Time{}, 0, QuietTime
+// ended notes that ownership has ended after some time: lost to another proxy, or given up.
+func (w *waiting) ended(lost bool, after time.Duration) {
+	w.since, w.silent, w.need = time.Time{}, 0, quietTime
 	switch {
-	case !lost: // Audit: should we be asked to write again, at once
-		w.Need, w.short = 0, 0
+	case !lost: // Audit: if the agent is to write again, it does so at once
+		w.need, w.short = 0, 0
 		return
-	case length >= shortTurn:
+	case after >= shortOwnership:
 		w.short = 0
 	default:
 		for range w.short {
-			w.Need = min(2*w.Need, longestQuiet)
+			w.need = min(2*w.need, longestQuiet)
 		}
 		w.short++
 	}
-	w.Seen = true
+	w.seen = true
 }
 
-// Look takes what a look has found: that another proxy shows, or that this
-// cannot be told. It reports whether it has been quiet for long enough.
-func (w *Waiting) Look(shows, unknown bool) bool {
+// checked takes the result of a check: another proxy shows, or that is unknown. It reports
+// whether none has shown for long enough.
+func (w *waiting) checked(shows, unknown bool) bool {
 	switch {
 	case shows:
-		w.Since, w.Need, w.Seen, w.short = time.Time{}, QuietTime, true, 0
+		w.since, w.need, w.seen, w.short = time.Time{}, quietTime, true, 0
 	case unknown:
-		w.Since = time.Time{}
-	case w.Since.IsZero():
-		w.Since = w.now()
+		w.since = time.Time{}
+	case w.since.IsZero():
+		w.since = w.now()
 	}
-	return !w.Since.IsZero() && w.now().Sub(w.Since) >= w.Need
+	return !w.since.IsZero() && w.now().Sub(w.since) >= w.need
 }
 
-// Remember says that another proxy was active before the agent started.
-func (w *Waiting) Remember() {
-	if !w.Seen {
-		w.Need, w.Seen = QuietAfterStart, true
-	}
-}
+// remember notes that another proxy was active before the agent started.
+func (w *waiting) remember() { w.need, w.seen = quietAfterStart, true }

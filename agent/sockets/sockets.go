@@ -1,5 +1,5 @@
-// Package sockets tells who has the TCP ports of a network namespace: that of the
-// calling thread. The kernel says it by netlink (sock_diag), whatever answers there.
+// Package sockets reports which processes have the TCP ports of the calling thread's network
+// namespace. The kernel reports it by netlink (sock_diag), whatever answers on the ports.
 package sockets
 
 import (
@@ -14,52 +14,24 @@ import (
 
 // Listener is a socket that listens.
 type Listener struct {
-	// UID is the user whose process made it, as seen from the user namespace of this
-	// process: in that of the node, 0 is the node's own root.
+	// UID is the user whose process created it, in the user namespace of this process: in the
+	// node's, 0 is the node's root.
 	UID uint32
-	// Cookie is the kernel's name for the socket, which it gives to no other one.
+	// Cookie is the kernel's unique name of the socket.
 	Cookie uint64
 }
 
-// Kernel asks the kernel.
+// Kernel asks the kernel. The netlink library cannot look up a single socket, nor restrict a dump
+// to states and ports.
 type Kernel struct{}
 
-// Listening returns the listener that gets connections from this node to an address:
-// one of this address, of all addresses, or of both IP families. Nil: there is none,
-// which is also so where rules lead the connections to another network namespace.
+// Listening returns the listener that gets connections from this node to an address: one of this
+// address, of all addresses, or of both IP families. Nil: there is none, even if rules lead the
+// connections to another network namespace.
 //
-// It is one even if several share the port (SO_REUSEPORT): the kernel lets only
-// those of one user do so.
+// One is enough even if several share the port (SO_REUSEPORT): the kernel only lets those of one
+// user do so.
 func (Kernel) Listening(address netip.AddrPort) (*Listener, error) {
-	return listening(address)
-}
-
-// Here reports whether the server's end of an open connection is in this network
-// namespace. If not, rules have led it elsewhere.
-func (Kernel) Here(server, client netip.AddrPort) (bool, error) {
-	s, err := find(server, client)
-	if err != nil || s == nil {
-		return false, err
-	}
-	return s.State != stateListen, nil // which is what the kernel finds without a connection
-}
-
-// Holder returns a listener because of which the address cannot be bound; nil: none
-// is known. A port may also be held by a socket that does not listen.
-func (Kernel) Holder(address netip.AddrPort) (*Listener, error) {
-	if !address.Addr().IsUnspecified() {
-		return listening(address)
-	}
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		found, err := dump(&request{Family: family, States: 1 << stateListen, ID: id{SourcePort: bigEndian(address.Port())}})
-		if found != nil || err != nil {
-			return found.listener(), err
-		}
-	}
-	return nil, nil
-}
-
-func listening(address netip.AddrPort) (*Listener, error) {
 	none := netip.IPv4Unspecified()
 	if address.Addr().Is6() {
 		none = netip.IPv6Unspecified()
@@ -71,16 +43,42 @@ func listening(address netip.AddrPort) (*Listener, error) {
 	return s.listener(), nil
 }
 
+// Here reports whether the server's end of an open connection is in this network namespace. If
+// not, rules have led it to another one.
+func (Kernel) Here(server, client netip.AddrPort) (bool, error) {
+	s, err := find(server, client)
+	// Without a connection the kernel finds the listener.
+	return s != nil && s.State != stateListen, err
+}
+
+// Holder returns a listener that prevents binding an address; nil: none is known. A socket that
+// does not listen may also have the port.
+func (k Kernel) Holder(address netip.AddrPort) (*Listener, error) {
+	if !address.Addr().IsUnspecified() {
+		return k.Listening(address)
+	}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		s, err := dump(&request{Family: family, States: 1 << stateListen, ID: id{SourcePort: bigEndian(address.Port())}})
+		if err != nil {
+			return nil, err
+		}
+		if s != nil {
+			return s.listener(), nil
+		}
+	}
+	return nil, nil
+}
+
 const (
 	// stateListen is TCP_LISTEN.
 	stateListen = 10
-	// loopback is the index of the device lo in every network namespace. By it comes
-	// what a node sends to its own addresses.
+	// loopback is the index of device lo in every network namespace, by which packets of a node to
+	// its own addresses arrive.
 	loopback = 1
 )
 
-// id is struct inet_diag_sockid: whose socket it is that is asked for, from its own
-// side. Ports and addresses are in network order.
+// id is struct inet_diag_sockid, from the socket's own side. Ports and addresses are in network
+// order.
 type id struct {
 	SourcePort, DestinationPort [2]byte
 	Source, Destination         [16]byte
@@ -102,21 +100,7 @@ type socket struct {
 	Expires, ReceiveQueue, SendQueue, UserID, FileNumber uint32
 }
 
-var _ nl.NetlinkRequestData = (*request)(nil)
-
-// Len implements nl.NetlinkRequestData.
-func (r *request) Len() int { return binary.Size(r) }
-
-// Serialize implements nl.NetlinkRequestData.
-func (r *request) Serialize() []byte {
-	out, _ := binary.Append(nil, binary.NativeEndian, r) // every field has a fixed size
-	return out
-}
-
 func (s *socket) listener() *Listener {
-	if s == nil {
-		return nil
-	}
 	return &Listener{UID: s.UserID, Cookie: uint64(s.ID.Cookie[1])<<32 | uint64(s.ID.Cookie[0])}
 }
 
@@ -125,8 +109,8 @@ func bigEndian(port uint16) (out [2]byte) {
 	return out
 }
 
-// find has the kernel look up a socket as it does for a packet that comes from
-// client for server. Its cost does not depend on how many sockets there are.
+// find makes the kernel look up a socket like for a packet from client to server. Its cost does
+// not depend on the number of sockets.
 func find(server, client netip.AddrPort) (*socket, error) {
 	r := &request{Family: unix.AF_INET, ID: id{
 		SourcePort: bigEndian(server.Port()), DestinationPort: bigEndian(client.Port()),
@@ -140,45 +124,46 @@ func find(server, client netip.AddrPort) (*socket, error) {
 	found, err := ask(r, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		// So says a kernel that cannot look, too. For no state it looks at nothing.
+		// A kernel without sock_diag answers the same. A dump of no state distinguishes them.
 		return dump(&request{Family: r.Family})
 	case errors.Is(err, unix.EINVAL) && r.Family == unix.AF_INET6:
 		return nil, nil // a kernel without IPv6
 	case err != nil:
-		return nil, fmt.Errorf("ask the kernel who has TCP port %d: %w", server.Port(), err)
+		return nil, fmt.Errorf("ask the kernel which process has TCP port %d: %w", server.Port(), err)
 	}
 	return found, nil
 }
 
-// dump returns the first of the sockets that there are; nil: none.
+// dump returns the first matching socket; nil: there is none.
 func dump(r *request) (*socket, error) {
 	found, err := ask(r, unix.NLM_F_DUMP)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return nil, errors.New("the kernel cannot tell who has TCP ports: load its modules inet_diag and tcp_diag (modprobe tcp_diag)")
+		return nil, errors.New("the kernel cannot report which processes have TCP ports: load its modules inet_diag and tcp_diag (modprobe tcp_diag)")
 	case err != nil:
-		return nil, fmt.Errorf("ask the kernel who has TCP ports: %w", err)
+		return nil, fmt.Errorf("ask the kernel which processes have TCP ports: %w", err)
 	}
 	return found, nil
 }
 
-// ask returns the first socket of the answer. Of the others nothing is kept: a port
-// may have as many listeners as there are loopback addresses.
+// ask returns the first socket of the answer, without storing others: a port may have as many
+// listeners as there are loopback addresses.
 func ask(r *request, flags int) (*socket, error) {
 	r.Protocol = unix.IPPROTO_TCP
+	data, err := binary.Append(nil, binary.NativeEndian, r)
+	if err != nil {
+		return nil, err
+	}
 	message := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, flags)
-	message.AddData(r)
+	message.AddRawData(data)
 	var found *socket
 	var unread error
-	err := message.ExecuteIter(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY, func(answer []byte) bool {
+	err = message.ExecuteIter(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY, func(answer []byte) bool {
 		found = &socket{}
 		_, unread = binary.Decode(answer, binary.NativeEndian, found)
 		return false
 	})
-	if err == nil {
-		err = unread
-	}
-	if err != nil {
+	if err = errors.Join(err, unread); err != nil {
 		return nil, err
 	}
 	return found, nil

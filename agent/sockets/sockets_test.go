@@ -65,7 +65,7 @@ func whose(l *Listener, err error) string {
 	case err != nil:
 		return err.Error()
 	case l == nil:
-		return "nobody"
+		return "none"
 	default:
 		return fmt.Sprint(l.UID)
 	}
@@ -84,18 +84,18 @@ func TestListening(t *testing.T) {
 		v4, v6    string // who gets connections to the loopback addresses
 		holder    string // who is in the way of 0.0.0.0
 	}{
-		{name: "nobody", v4: "nobody", v6: "nobody", holder: "nobody"},
-		{name: "root, IPv4", listeners: []listener{{0, "tcp", "127.0.0.1:10249", ""}}, v4: "0", v6: "nobody", holder: "0"},
-		{name: "root, IPv6", listeners: []listener{{0, "tcp", "[::1]:10249", ""}}, v4: "nobody", v6: "0", holder: "0"},
-		{name: "a user, IPv6", listeners: []listener{{user, "tcp", "[::1]:10249", ""}}, v4: "nobody", v6: "1000", holder: "1000"},
+		{name: "none", v4: "none", v6: "none", holder: "none"},
+		{name: "root, IPv4", listeners: []listener{{0, "tcp", "127.0.0.1:10249", ""}}, v4: "0", v6: "none", holder: "0"},
+		{name: "root, IPv6", listeners: []listener{{0, "tcp", "[::1]:10249", ""}}, v4: "none", v6: "0", holder: "0"},
+		{name: "a user, IPv6", listeners: []listener{{user, "tcp", "[::1]:10249", ""}}, v4: "none", v6: "1000", holder: "1000"},
 		{name: "root, and a user at the other family", listeners: []listener{{0, "tcp", "127.0.0.1:10249", ""}, {user, "tcp", "[::1]:10249", ""}}, v4: "0", v6: "1000", holder: "0"},
-		{name: "a user, all of IPv4", listeners: []listener{{user, "tcp4", "0.0.0.0:10249", ""}}, v4: "1000", v6: "nobody", holder: "1000"},
+		{name: "a user, all of IPv4", listeners: []listener{{user, "tcp4", "0.0.0.0:10249", ""}}, v4: "1000", v6: "none", holder: "1000"},
 		{name: "a user, all of both", listeners: []listener{{user, "tcp", "[::]:10249", ""}}, v4: "1000", v6: "1000", holder: "1000"},
 		{name: "root, all of both", listeners: []listener{{0, "tcp", ":10249", ""}}, v4: "0", v6: "0", holder: "0"},
-		{name: "a user, all of IPv6 alone", listeners: []listener{{user, "tcp6", "[::]:10249", ""}}, v4: "nobody", v6: "1000", holder: "1000"},
-		{name: "a user, bound to the device", listeners: []listener{{user, "tcp4", "0.0.0.0:10249", "lo"}}, v4: "1000", v6: "nobody", holder: "1000"},
-		{name: "another address", listeners: []listener{{user, "tcp", "127.0.0.2:10249", ""}}, v4: "nobody", v6: "nobody", holder: "1000"},
-		{name: "another port", listeners: []listener{{user, "tcp", "127.0.0.1:10250", ""}, {user, "tcp", "[::1]:10250", ""}}, v4: "nobody", v6: "nobody", holder: "nobody"},
+		{name: "a user, all of IPv6 alone", listeners: []listener{{user, "tcp6", "[::]:10249", ""}}, v4: "none", v6: "1000", holder: "1000"},
+		{name: "a user, bound to the device", listeners: []listener{{user, "tcp4", "0.0.0.0:10249", "lo"}}, v4: "1000", v6: "none", holder: "1000"},
+		{name: "another address", listeners: []listener{{user, "tcp", "127.0.0.2:10249", ""}}, v4: "none", v6: "none", holder: "1000"},
+		{name: "another port", listeners: []listener{{user, "tcp", "127.0.0.1:10250", ""}, {user, "tcp", "[::1]:10250", ""}}, v4: "none", v6: "none", holder: "none"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			enter(t)
@@ -188,7 +188,7 @@ func TestHere(t *testing.T) {
 		}
 		l := mustListen(t, 0, "tcp", address, nil)
 		c, client := connect(t, address)
-		expect("nobody has accepted it", client, true)
+		expect("not accepted yet", client, true)
 		server, err := l.Accept()
 		if err != nil {
 			t.Fatal(err)
@@ -227,7 +227,7 @@ func TestLedElsewhere(t *testing.T) {
 		"nft add chain ip test postrouting { type nat hook postrouting priority 100; }",
 		"nft add rule ip test postrouting oifname pod0 masquerade")
 	at := netip.MustParseAddrPort("127.0.0.1:10249")
-	for _, listens := range []string{"nobody", "0"} {
+	for _, listens := range []string{"none", "0"} {
 		if listens == "0" {
 			mustListen(t, 0, "tcp", at.String(), nil)
 		}

@@ -16,14 +16,14 @@ func TestConflictConditionEnds(t *testing.T) {
 		f    Facts
 		text string
 	}{
-		{Facts{}, "no other proxy is active"},
-		{Facts{Audit: true, OtherProxy: "x"}, "enforcement is Audit"},
+		{Facts{}, "No other proxy is active"},
+		{Facts{Audit: true, OtherProxy: "x"}, "Enforcement is Audit"},
 	} {
-		c := ConflictCondition(tt.f, was)
+		c := conflictCondition(tt.f, was)
 		if c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, tt.text) {
 			t.Errorf("%+v: %+v", tt.f, c)
 		}
-		if ConflictCondition(tt.f, nil) != nil {
+		if conflictCondition(tt.f, nil) != nil {
 			t.Errorf("%+v: a node that never had a conflict has the condition", tt.f)
 		}
 	}

@@ -45,19 +45,19 @@ func TestPressureCondition(t *testing.T) {
 	}
 	message := func(percent int64) string { return pressureCondition(report(percent), nil).Message }
 	if message(80) != message(99) {
-		t.Error("the message changes with the figures, and is written each time")
+		t.Error("the message changes with the statistics, and is written each time")
 	}
 	if !strings.Contains(message(80), "spec.settings.conntrack.maxPerCore") {
 		t.Errorf("message %q does not say what to do", message(80))
 	}
 }
 
-// TestWhenFiguresOfTrackingAreWritten lets time and figures go by.
-func TestWhenFiguresOfTrackingAreWritten(t *testing.T) {
+// TestWhenStatisticsOfTrackingAreWritten lets time pass and statistics change.
+func TestWhenStatisticsOfTrackingAreWritten(t *testing.T) {
 	s := programmed()
 	b := &agenttest.Board{Stored: s.Own}
 	clk := clocktesting.NewFakePassiveClock(s.Now)
-	w := &Writer{Clock: clk, Apply: b.Apply, Log: logr.Discard(), Started: s.Now, Share: half}
+	w := &Writer{clock: clk, apply: b.Apply, log: logr.Discard(), started: s.Now, share: half}
 	now := v1alpha1.ConntrackReport{Entries: 100, Max: 1000, UsagePercent: 10, Buckets: 250}
 	step := func(what string, pass time.Duration, want bool, edit func(*v1alpha1.ConntrackReport)) {
 		t.Helper()

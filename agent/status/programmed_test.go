@@ -12,7 +12,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
-	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -47,7 +46,7 @@ var programmedRows = []programmedCase{
 	{"all is well", "True Programmed", func(*desired.Snapshot, *Facts) {}},
 }
 
-// TestNoStatusIsDueBecauseTimeGoesBy: what is written when nothing happens, every
+// TestNoStatusIsDueBecauseTimePasses: what is written when nothing happens, every
 // agent writes for ever.
 func TestNoStatusIsDueBecauseTimeGoesBy(t *testing.T) {
 	rows := slices.Clone(programmedRows)
@@ -61,9 +60,9 @@ func TestNoStatusIsDueBecauseTimeGoesBy(t *testing.T) {
 		}})
 	}
 	rows = append(rows, programmedCase{"another proxy has gone", "", func(s *desired.Snapshot, f *Facts) {
-		f.OtherProxy, f.OtherGone, f.OtherWait = "x answers", s.Now.Add(-time.Second), ownership.QuietTime
+		f.OtherProxy, f.OtherGone, f.OtherWait = "x answers", s.Now.Add(-time.Second), 10*time.Second
 	}}, programmedCase{"Audit, the other proxy has gone", "", func(s *desired.Snapshot, f *Facts) {
-		f.Audit, f.OtherProxy, f.OtherGone, f.OtherWait = true, "x answers", s.Now.Add(-time.Second), ownership.QuietTime
+		f.Audit, f.OtherProxy, f.OtherGone, f.OtherWait = true, "x answers", s.Now.Add(-time.Second), 10*time.Second
 	}})
 	for _, row := range rows {
 		s, f := programmed(), facts4

@@ -46,11 +46,11 @@ func TestConditions(t *testing.T) {
 		programmed string
 		message    string // in that of Programmed
 	}{
-		{"all is well", func(*desired.Snapshot, *Facts) {}, "True Accepted", "True Programmed", "holds what is wanted"},
-		{"another proxy", func(s *desired.Snapshot, f *Facts) { f.OtherProxy = "ipvs answers" }, "True Accepted", "False ConflictingProxy", "(ipvs answers): nothing is written"},
+		{"all is well", func(*desired.Snapshot, *Facts) {}, "True Accepted", "True Programmed", "desired state is programmed"},
+		{"another proxy", func(s *desired.Snapshot, f *Facts) { f.OtherProxy = "ipvs answers" }, "True Accepted", "False ConflictingProxy", "(ipvs answers): the agent writes nothing"},
 		{"another proxy that has just gone", func(s *desired.Snapshot, f *Facts) {
 			f.OtherProxy, f.OtherGone, f.OtherWait = "ipvs answers", ago(time.Second), 10*time.Second
-		}, "True Accepted", "False ConflictingProxy", "has shown no sign since 2026-11-20T08:59:59Z: nothing is written and none of its ports is opened until 10s have gone by"},
+		}, "True Accepted", "False ConflictingProxy", "has not been detected since 2026-11-20T08:59:59Z. The agent writes nothing and opens none of the proxy's ports until 10s after that"},
 		{"another proxy comes before a failure", func(s *desired.Snapshot, f *Facts) { f.OtherProxy, s.Err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
 		{"another proxy, and not accepted", func(s *desired.Snapshot, f *Facts) {
 			f.OtherProxy, s.Refusal = "ipvs", &desired.Refusal{Reason: "Unsupported", Message: "m"}
@@ -61,15 +61,15 @@ func TestConditions(t *testing.T) {
 		{"not accepted comes before Pending", func(s *desired.Snapshot, _ *Facts) {
 			s.Refusal, s.Done = &desired.Refusal{Reason: "Invalid", Message: "m"}, false
 		}, "False Invalid", "False Failed", ""},
-		{"the last apply failed", func(s *desired.Snapshot, _ *Facts) { s.Err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked; what could be written is written, all else stays as it was; the agent tries again"},
+		{"the last apply failed", func(s *desired.Snapshot, _ *Facts) { s.Err = errors.New("IPv4: table nat is locked") }, "True Accepted", "False Failed", "IPv4: table nat is locked. The rest is up to date or unchanged, and the agent retries."},
 		{"the kernel cannot do it", func(s *desired.Snapshot, _ *Facts) { s.Err = unsupportedErr }, "False Unsupported", "False Failed", "apt-get install iptables"},
 		{"no first set, no list", func(s *desired.Snapshot, _ *Facts) { s.Done, s.Listed = false, false }, "True Accepted", "False Pending", "waits for the list of ServiceProxyRules"},
 		{"no first set", func(s *desired.Snapshot, _ *Facts) { s.Done = false }, "True Accepted", "False Pending", "since the agent started"},
 		{"a change waits for 10 s", func(s *desired.Snapshot, _ *Facts) { s.OldestPending = ago(10 * time.Second) }, "True Accepted", "True Programmed", ""},
-		{"a change waits for longer", func(s *desired.Snapshot, _ *Facts) { s.OldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "wait since 2026-11-20T08:59:49Z"},
+		{"a change waits for longer", func(s *desired.Snapshot, _ *Facts) { s.OldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "pending since 2026-11-20T08:59:49Z"},
 		{"refused Services", func(s *desired.Snapshot, _ *Facts) {
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3", agenttest.Name("a"): "line 2"}
-		}, "True Accepted", "True SomeServicesRejected", "all Services are programmed but 2, whose rules the kernel refuses: shop/a: line 2; shop/b: line 3"},
+		}, "True Accepted", "True SomeServicesRejected", "All Services are programmed but 2, whose rules the kernel rejects: shop/a: line 2; shop/b: line 3."},
 		{"refused Services come before held ones", func(s *desired.Snapshot, _ *Facts) {
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
@@ -79,29 +79,29 @@ func TestConditions(t *testing.T) {
 		}, "True Accepted", "True Programmed", ""},
 		{"vanished for 10 s", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a"), agenttest.Name("b"), agenttest.Name("c"), agenttest.Name("d")}, ago(10*time.Second)
-		}, "True Accepted", "True Retained", "4 Services have vanished while their Services have not ended (shop/a, shop/b, shop/c, ...)"},
+		}, "True Accepted", "True Retained", "4 Services have vanished although the Services have not ended (shop/a, shop/b, shop/c, ...)"},
 		{"held, and a warning", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince, s.Warnings = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
 		}, "True Accepted", "True Retained", "; but: x cannot be set; y neither"},
 		{"unconfirmed for less than 10 s", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
 		{"the inventory differs", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(time.Minute) }, "True Accepted", "True Retained", "status.inventory"},
 		{"leftovers of another proxy", func(_ *desired.Snapshot, f *Facts) { f.Leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", "; but: device kube-ipvs0 is left"},
-		{"Audit, nobody else", func(_ *desired.Snapshot, f *Facts) { f.Audit = true }, "True Accepted", "True AuditInSync", "nobody maintains the rules"},
+		{"Audit, no other proxy", func(_ *desired.Snapshot, f *Facts) { f.Audit = true }, "True Accepted", "True AuditInSync", "no program maintains the rules"},
 		{"Audit beside another proxy is no conflict", func(_ *desired.Snapshot, f *Facts) { f.Audit, f.OtherProxy = true, "x answers" }, "True Accepted", "True AuditInSync", "another proxy runs on this node (x answers)"},
 		{"Audit, another proxy has gone", func(_ *desired.Snapshot, f *Facts) {
 			f.Audit, f.OtherProxy, f.OtherGone = true, "x answers", ago(time.Second)
-		}, "True Accepted", "True AuditInSync", "has shown no sign since 2026-11-20T08:59:59Z"},
+		}, "True Accepted", "True AuditInSync", "has not been detected since 2026-11-20T08:59:59Z"},
 		{"Audit differs", func(s *desired.Snapshot, f *Facts) {
 			f.Audit, s.Difference = true, &dataplane.Difference{Count: 3, Examples: []string{"a", "b", "c"}}
-		}, "True Accepted", "False AuditDiffers", "differs from what is wanted: status.difference says where"},
+		}, "True Accepted", "False AuditDiffers", "differs from the desired state, see status.difference"},
 		{"Audit comes before refused and held Services", func(s *desired.Snapshot, f *Facts) {
 			f.Audit, s.Retained, s.RetainedSince = true, []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
 		}, "True Accepted", "True AuditInSync", ""},
 		{"Audit, not compared yet", func(s *desired.Snapshot, f *Facts) { f.Audit, s.Done = true, false }, "True Accepted", "False Pending", "has not been compared"},
-		{"Audit, a change waits", func(s *desired.Snapshot, f *Facts) { f.Audit, s.OldestPending = true, ago(30*time.Second+1) }, "True Accepted", "False Pending", "to be compared"},
+		{"Audit, a change waits", func(s *desired.Snapshot, f *Facts) { f.Audit, s.OldestPending = true, ago(30*time.Second+1) }, "True Accepted", "False Pending", "waiting for a comparison"},
 		{"Audit, a change waits its turn", func(s *desired.Snapshot, f *Facts) { f.Audit, s.OldestPending = true, ago(30*time.Second) }, "True Accepted", "True AuditInSync", ""},
-		{"Audit, not readable", func(s *desired.Snapshot, f *Facts) { f.Audit, s.Err = true, errors.New("iptables-save: no") }, "True Accepted", "False Failed", "cannot be compared to what is wanted: iptables-save: no"},
+		{"Audit, not readable", func(s *desired.Snapshot, f *Facts) { f.Audit, s.Err = true, errors.New("iptables-save: no") }, "True Accepted", "False Failed", "cannot be compared with the desired state: iptables-save: no"},
 		{"Audit, not accepted", func(s *desired.Snapshot, f *Facts) {
 			f.Audit, s.Refusal = true, &desired.Refusal{Reason: "Invalid", Message: "m"}
 		}, "False Invalid", "False Failed", ""},
@@ -154,7 +154,7 @@ func TestNoNamespaceHidesWhatIsRefusedOfOthers(t *testing.T) {
 		at := dataplane.ServiceName{Namespace: namespace, Name: "s"}
 		s.Rejected[at], s.Shaped[at] = "no", true
 	}
-	got := refusedExamples(&s)
+	got := rejectedExamples(&s)
 	if diff := cmp.Diff([]string{"a/s00: no", "b/s: no", "c/s: no", "a/s01: no"}, got[:4]); diff != "" || len(got) != dataplane.MaxExamples {
 		t.Errorf("%d examples, the first ones (-want +got):\n%s", len(got), diff)
 	}
@@ -185,12 +185,12 @@ func TestSuspectedServicesAreNotNamed(t *testing.T) {
 		t.Errorf("%d, %q", got.Count, got.Examples)
 	}
 	s.Suspected[agenttest.Name("bad")] = true
-	if text := refusedText(&s); !strings.Contains(text, "one by one") {
+	if text := rejectedText(&s); !strings.Contains(text, "one by one") {
 		t.Error(text)
 	}
 }
 
-func TestStatusFigures(t *testing.T) {
+func TestStatusCounts(t *testing.T) {
 	s := programmed()
 	s.Rejected = map[dataplane.ServiceName]string{}
 	for i := range 12 {
@@ -263,7 +263,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	start := func() *world {
 		s := programmed()
 		w := &world{s: s, f: facts4, b: &agenttest.Board{Stored: s.Own}, clock: clocktesting.NewFakePassiveClock(s.Now)}
-		w.writer = &Writer{Clock: w.clock, Apply: w.b.Apply, Log: logr.Discard(), Started: s.Now, Share: half}
+		w.writer = &Writer{clock: w.clock, apply: w.b.Apply, log: logr.Discard(), started: s.Now, share: half}
 		return w
 	}
 	// written returns a world whose status has just been written.
@@ -336,14 +336,14 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		expect(t, w, 4*time.Second, false)
 		expect(t, w, time.Second, true)
 	})
-	t.Run("figures alone after 5 min", func(t *testing.T) {
+	t.Run("counts alone after 5 min", func(t *testing.T) {
 		w := written(t)
 		w.s.Services++
 		expect(t, w, 5*time.Minute-time.Second, false)
 		expect(t, w, time.Second, true)
 		w.s.Services++
 		expect(t, w, time.Second, false)
-		w.s.Applied.SettingsRevision = "0" // takes the figures along
+		w.s.Applied.SettingsRevision = "0" // writes the counts too
 		expect(t, w, 0, true)
 		expect(t, w, time.Hour, false)
 	})
@@ -378,7 +378,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		w.s.Difference.Examples = []string{"b"}
 		expect(t, w, time.Minute, false) // a figure
 	})
-	t.Run("what somebody else has written, at most once a second", func(t *testing.T) {
+	t.Run("changes by another writer, at most once a second", func(t *testing.T) {
 		w := written(t)
 		w.b.Edit(func(s *v1alpha1.NodeProxyRulesStatus) { s.Services = 7 })
 		expect(t, w, 0, false)
@@ -393,7 +393,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		expect(t, w, 500*time.Millisecond, true)
 		expect(t, w, time.Minute, false)
 	})
-	t.Run("somebody else's condition is left alone", func(t *testing.T) {
+	t.Run("another writer's condition stays", func(t *testing.T) {
 		w := written(t)
 		w.b.Edit(func(s *v1alpha1.NodeProxyRulesStatus) {
 			s.Conditions = append([]metav1.Condition{{Type: "Inspected", Status: metav1.ConditionTrue}}, s.Conditions...)
@@ -429,7 +429,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		expect(t, w, 22500*time.Millisecond, true)
 		w.s.Services++
 		w.b.Err = errors.New("no API")
-		expect(t, w, figuresPause, false)
+		expect(t, w, countsPause, false)
 		w.b.Err = nil
 		expect(t, w, 3749*time.Millisecond, false)
 		expect(t, w, time.Millisecond, true) // the pauses begin anew
@@ -446,7 +446,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a restart does not touch a stored status for 10 s", func(t *testing.T) {
 		w := written(t)
-		w.writer = &Writer{Clock: w.clock, Apply: w.b.Apply, Log: logr.Discard(), Started: w.s.Now, Share: half}
+		w.writer = &Writer{clock: w.clock, apply: w.b.Apply, log: logr.Discard(), started: w.s.Now, share: half}
 		w.s.Done, w.s.Applied = false, desired.Applied{}
 		expect(t, w, 9*time.Second, false)
 		expect(t, w, time.Second, true)
@@ -456,7 +456,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a restart beside another proxy says so at once", func(t *testing.T) {
 		w := written(t)
-		w.writer = &Writer{Clock: w.clock, Apply: w.b.Apply, Log: logr.Discard(), Started: w.s.Now, Share: half}
+		w.writer = &Writer{clock: w.clock, apply: w.b.Apply, log: logr.Discard(), started: w.s.Now, share: half}
 		w.s.Done, w.s.Applied, w.f.OtherProxy = false, desired.Applied{}, "iptables"
 		expect(t, w, 0, true)
 	})

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -18,66 +19,71 @@ import (
 const (
 	// statusPause is the least time between writes that are not urgent.
 	statusPause = 5 * time.Second
-	// firstStatusRetry and lastStatusRetry bound the pauses before a failed write
-	// is tried again.
+	// firstStatusRetry and lastStatusRetry bound the pauses after failed writes.
 	firstStatusRetry = 5 * time.Second
 	lastStatusRetry  = 30 * time.Second
-	// figuresPause is the least time between writes of figures alone.
-	figuresPause = 5 * time.Minute
-	// repairsPause is the least time between writes because rules were repaired:
-	// a single repair is told of soon, many in a row are gathered.
+	// countsPause is the least time between writes of counts alone.
+	countsPause = 5 * time.Minute
+	// repairsPause is the least time between writes because of repaired rules: a single repair is
+	// reported soon, many in a row together.
 	repairsPause = time.Minute
-	// differencePause is the same where the number of differences has changed.
+	// differencePause is the same for another number of differences.
 	differencePause = time.Minute
-	// contestPause is the least time between writes against somebody who
-	// edits the status.
+	// contestPause is the least time between writes against another writer of the status.
 	contestPause = time.Second
-	// statusTimeout is how long a write may take.
+	// statusTimeout bounds one write.
 	statusTimeout = 10 * time.Second
 )
 
-// applyStatus writes the status of the own NodeProxyRules by server-side apply
-// and returns the object as stored.
+// applyStatus writes the status of the own NodeProxyRules by server-side apply and returns the
+// stored object.
 type applyStatus func(ctx context.Context, name string, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error)
 
 // Writer decides when the status is written. Only one goroutine uses it.
 type Writer struct {
-	Clock   clock.PassiveClock
-	Apply   applyStatus
-	Log     logr.Logger
-	Started time.Time
-	// Share is a random number from 0 to 1: agents must not try again together.
-	Share func() float64
+	clock   clock.PassiveClock
+	apply   applyStatus
+	log     logr.Logger
+	started time.Time
+	// share returns a random number from 0 to 1, which spreads the retries of agents.
+	share func() float64
 
 	last     *v1alpha1.NodeProxyRules // as stored by the last write
 	lastTime time.Time                // of the last write
-	repairs  time.Time                // of the last write of a new number of repairs
-	differed time.Time                // of the last write for a new number of differences
-	RetryAt  time.Time                // not before, if the last attempt failed
+	lastOf   map[urgency]time.Time    // of the last write of each urgency
+	retryAt  time.Time                // no write before, if the last one failed
 	retry    time.Duration            // the longest pause after that
 	failure  string
 }
 
 // NewWriter returns a Writer of the status of an agent that started at a time.
 func NewWriter(clk clock.PassiveClock, apply applyStatus, log logr.Logger, started time.Time) *Writer {
-	return &Writer{Clock: clk, Apply: apply, Log: log, Started: started, Share: rand.Float64}
+	return &Writer{clock: clk, apply: apply, log: log, started: started, share: rand.Float64}
 }
 
-// urgency is how soon a status has to be written.
+// urgency is how soon a status must be written.
 type urgency int
 
 const (
 	notAtAll   urgency = iota
-	withOthers         // figures alone
+	withOthers         // only counts
 	differing          // another number of differences
-	repaired           // rules that others had changed
+	repaired           // rules that other programs had changed
 	soon
 	atOnce
-	contested // somebody else has edited the status
+	contested // another writer has changed the status
 )
 
-// Newest is the newest stored object that is known: the watched one, unless it
-// is older than what the last write returned.
+// pauses are the least times since the last write, and since the last one of the same urgency.
+var pauses = map[urgency]struct{ last, same time.Duration }{
+	withOthers: {last: countsPause},
+	differing:  {last: statusPause, same: differencePause},
+	repaired:   {last: statusPause, same: repairsPause},
+	soon:       {last: statusPause},
+	contested:  {last: contestPause},
+}
+
+// Newest is the newest known object: the watched one, unless the last write returned a newer one.
 func (w *Writer) Newest(watched *v1alpha1.NodeProxyRules) *v1alpha1.NodeProxyRules {
 	if w.last != nil && w.last.UID == watched.UID && desired.CompareVersions(w.last.ResourceVersion, watched.ResourceVersion) > 0 {
 		return w.last
@@ -85,15 +91,14 @@ func (w *Writer) Newest(watched *v1alpha1.NodeProxyRules) *v1alpha1.NodeProxyRul
 	return watched
 }
 
-// Write brings the stored status up to date if that is due. It reports whether
-// it has written.
+// Write updates the stored status if that is due, and reports whether it has.
 func (w *Writer) Write(ctx context.Context, s desired.Snapshot, f Facts) bool {
 	if s.Own == nil || !s.Exists {
 		return false
 	}
 	stored := w.Newest(s.Own)
-	wanted := Build(s, f, stored.Status.Conditions)
-	u := urgent(&wanted, &stored.Status)
+	current := Build(s, f, stored.Status.Conditions)
+	u := urgent(&current, &stored.Status)
 	if u != notAtAll && w.last != nil && w.last.UID == stored.UID && !equality.Semantic.DeepEqual(stored.Status, w.last.Status) {
 		u = contested
 	}
@@ -102,55 +107,37 @@ func (w *Writer) Write(ctx context.Context, s desired.Snapshot, f Facts) bool {
 	}
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	object, err := w.Apply(limited, stored.Name, &wanted)
-	now := w.Clock.Now()
+	object, err := w.apply(limited, stored.Name, &current)
+	now := w.clock.Now()
 	if err != nil {
 		if w.failure != err.Error() && ctx.Err() == nil {
-			w.Log.Error(err, "Could not write the status of the NodeProxyRules; trying again, at most 30 s apart. The rules in the kernel are not affected", "nodeProxyRules", stored.Name)
+			w.log.Error(err, "Could not write the status of the NodeProxyRules; retrying at most 30 s apart. The rules in the kernel are not affected", "nodeProxyRules", stored.Name)
 		}
 		w.retry = min(max(2*w.retry, firstStatusRetry), lastStatusRetry)
-		w.RetryAt = now.Add(time.Duration(float64(w.retry) * (0.5 + w.Share()/2)))
+		w.retryAt = now.Add(time.Duration(float64(w.retry) * (0.5 + w.share()/2)))
 		w.failure = err.Error()
 		return false
 	}
-	if u == repaired {
-		w.repairs = now
+	if w.lastOf == nil {
+		w.lastOf = map[urgency]time.Time{}
 	}
-	if u == differing {
-		w.differed = now
-	}
-	w.last, w.lastTime = object, now
-	w.RetryAt, w.retry, w.failure = time.Time{}, 0, ""
+	w.last, w.lastTime, w.lastOf[u] = object, now, now
+	w.retryAt, w.retry, w.failure = time.Time{}, 0, ""
 	return true
 }
 
 func (w *Writer) due(u urgency, starting bool, now time.Time, stored *v1alpha1.NodeProxyRulesStatus) bool {
-	if now.Before(w.RetryAt) {
+	if now.Before(w.retryAt) {
 		return false
 	}
-	// After a restart the kernel still holds what the stored status says. A
-	// first set that is applied soon does not touch it.
-	if w.last == nil && starting && now.Sub(w.Started) < patience &&
+	// After a restart the kernel still has what the stored status reports. A first state that is
+	// applied soon does not change it.
+	if w.last == nil && starting && now.Sub(w.started) < patience &&
 		meta.FindStatusCondition(stored.Conditions, v1alpha1.ConditionProgrammed) != nil {
 		return false
 	}
-	since := now.Sub(w.lastTime)
-	switch u {
-	case atOnce:
-		return true
-	case contested:
-		return since >= contestPause
-	case soon:
-		return since >= statusPause
-	case repaired:
-		return since >= statusPause && now.Sub(w.repairs) >= repairsPause
-	case differing:
-		return since >= statusPause && now.Sub(w.differed) >= differencePause
-	case withOthers:
-		return since >= figuresPause
-	default:
-		return false
-	}
+	pause, known := pauses[u]
+	return u == atOnce || known && now.Sub(w.lastTime) >= pause.last && now.Sub(w.lastOf[u]) >= pause.same
 }
 
 // starting reports whether nothing is known yet that deserves a status.
@@ -158,14 +145,14 @@ func starting(s desired.Snapshot, f Facts) bool {
 	return !s.Done && s.Err == nil && s.Refusal == nil && f.Conflict() == ""
 }
 
-// urgent compares the wanted status to the stored one. Conditions of types
-// that are not wanted are somebody else's.
-func urgent(wanted, stored *v1alpha1.NodeProxyRulesStatus) urgency {
+// urgent compares the current status to the stored one, without conditions of other types, which
+// belong to other writers.
+func urgent(current, stored *v1alpha1.NodeProxyRulesStatus) urgency {
 	same := stored.DeepCopy()
 	same.Conditions = nil
 	sameReasons, sameMessages := true, true
-	for i := range wanted.Conditions {
-		c := &wanted.Conditions[i]
+	for i := range current.Conditions {
+		c := &current.Conditions[i]
 		o := meta.FindStatusCondition(stored.Conditions, c.Type)
 		if o == nil {
 			sameReasons = false
@@ -175,35 +162,29 @@ func urgent(wanted, stored *v1alpha1.NodeProxyRulesStatus) urgency {
 		sameReasons = sameReasons && o.Status == c.Status && o.Reason == c.Reason
 		sameMessages = sameMessages && o.Message == c.Message
 	}
+	var differences, before int32 // 0 and 0 unless both are known
+	if current.Difference != nil && stored.Difference != nil {
+		differences, before = current.Difference.Count, stored.Difference.Count
+	}
 	switch {
-	case equality.Semantic.DeepEqual(wanted, same):
+	case equality.Semantic.DeepEqual(current, same):
 		return notAtAll
-	case !sameReasons, wanted.Mode != stored.Mode, wanted.SettingsRevision != stored.SettingsRevision:
+	case !sameReasons, current.Mode != stored.Mode, current.SettingsRevision != stored.SettingsRevision:
 		return atOnce
-	case !sameMessages, wanted.ObservedGeneration != stored.ObservedGeneration, !slices.Equal(wanted.Families, stored.Families),
-		trackingMoved(wanted.Conntrack, stored.Conntrack):
+	case !sameMessages, current.ObservedGeneration != stored.ObservedGeneration, !slices.Equal(current.Families, stored.Families),
+		trackingMoved(current.Conntrack, stored.Conntrack):
 		return soon
-	case wanted.LocalEndpoints != stored.LocalEndpoints:
-		return soon // it concerns this node alone, unlike the other counts
-	case differencesOver(wanted.Difference, stored.Difference):
-		return soon // it is not as bad as it says
-	case repairsOf(wanted) != repairsOf(stored):
+	case current.LocalEndpoints != stored.LocalEndpoints:
+		return soon // unlike the other counts, it only concerns this node
+	case differences == 0 && before > 0:
+		return soon // the stored status is worse than the actual one
+	case repairsOf(current) != repairsOf(stored):
 		return repaired
-	case differenceMoved(wanted.Difference, stored.Difference):
+	case differences != before:
 		return differing
 	default:
 		return withOthers
 	}
-}
-
-// differencesOver reports whether a difference is told of that is none any more.
-func differencesOver(wanted, stored *v1alpha1.DifferenceReport) bool {
-	return wanted != nil && stored != nil && wanted.Count == 0 && stored.Count > 0
-}
-
-// differenceMoved reports whether there are more or fewer differences than before.
-func differenceMoved(wanted, stored *v1alpha1.DifferenceReport) bool {
-	return wanted != nil && stored != nil && wanted.Count != stored.Count
 }
 
 func repairsOf(s *v1alpha1.NodeProxyRulesStatus) int64 {
@@ -211,4 +192,14 @@ func repairsOf(s *v1alpha1.NodeProxyRulesStatus) int64 {
 		return 0
 	}
 	return s.Drift.Repairs
+}
+
+// trackingMoved reports whether the statistics of connection tracking have changed so much that
+// they are written without waiting for other changes.
+func trackingMoved(current, stored *v1alpha1.ConntrackReport) bool {
+	if current == nil || stored == nil {
+		return current != stored
+	}
+	step := current.UsagePercent - stored.UsagePercent
+	return max(step, -step) >= conntrack.UsageStep || current.Max != stored.Max || current.Buckets != stored.Buckets
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Fate is what may become of a packet.
+// Fate is what may happen to a packet.
 type Fate = iptablesmodel.Fate
 
 // Fates of packets.
@@ -25,10 +25,10 @@ const (
 	Passed    = iptablesmodel.Passed
 )
 
-// Step is a rule that a packet has met, or a virtual server.
+// Step is a rule or a virtual server that a packet meets.
 type Step = iptablesmodel.Step
 
-// Result is what becomes of a packet.
+// Result is what happens to a packet.
 type Result struct {
 	Mode        v1alpha1.ProxyMode `json:"mode"`
 	Family      dataplane.Family   `json:"family"`
@@ -36,14 +36,13 @@ type Result struct {
 	Source      netip.Addr         `json:"source"`
 	Origin      Origin             `json:"origin"`
 	Destination netip.AddrPort     `json:"destination"`
-	// Service is whose destination it is; nil: no Service's.
+	// Service has the destination; nil: no Service has it.
 	Service *Target `json:"service,omitempty"`
-	// AffinitySeconds is how long the client keeps the endpoint that it gets; 0: each
-	// connection may get another one.
+	// AffinitySeconds is for how long the client gets the same endpoint; 0: each connection may
+	// get another one.
 	AffinitySeconds int32     `json:"affinitySeconds,omitempty"`
 	Outcomes        []Outcome `json:"outcomes"`
-	// Notes say what else there is to know, such as what of the Service is not
-	// served.
+	// Notes are further facts, such as what of the Service is not served.
 	Notes []string `json:"notes,omitempty"`
 }
 
@@ -79,36 +78,35 @@ var kinds = map[dataplane.Kind]Kind{
 	dataplane.ClusterIP: ClusterIP, dataplane.ExternalIP: ExternalIP, dataplane.LoadBalancerIP: LoadBalancerIP, dataplane.NodePort: NodePort,
 }
 
-// Outcome is one of the things that may become of a packet.
+// Outcome is one of the things that may happen to a packet.
 type Outcome struct {
 	Fate Fate `json:"fate"`
-	// Share is how probable it is, 0 to 1.
+	// Share is its probability, 0 to 1.
 	Share float64 `json:"share"`
 	// Endpoint is the new destination, if Delivered.
 	Endpoint *netip.AddrPort `json:"endpoint,omitempty"`
 	// Masqueraded: the source becomes an address of the node.
 	Masqueraded bool `json:"masqueraded"`
-	// Why it is rejected, dropped or let pass, human-readable.
+	// Why is why it is rejected, dropped or passed, human-readable.
 	Why string `json:"why,omitempty"`
-	// Steps are the rules that it meets, in order. Where it is rejected, the last
-	// one did it.
+	// Steps are the rules that it meets, in order. If it is rejected, the last one did it.
 	Steps []Step `json:"steps"`
 }
 
-// Via are the chains, or the virtual server, that lead to the outcome, and the
-// endpoint or verdict at the end.
+// Via are the chains, or the virtual server, that lead to the outcome, and the endpoint or verdict at
+// the end.
 func (o *Outcome) Via() []string {
 	var out []string
 	translated := false
 	for _, s := range o.Steps {
 		switch {
-		case s.Table == iptablesmodel.TableIPVS:
+		case s.Balanced():
 			out, translated = append(out, "virtual server "+s.Chain, s.Target), true
 		case translated || s.Table != "nat" || s.Chain == "POSTROUTING":
 		case s.Target == "DNAT":
 			_, to, _ := strings.Cut(s.Rule, "--to-destination ")
 			out, translated = append(out, to), true
-		case isChain(s.Target):
+		case strings.Contains(s.Target, "-"): // a chain: ends of tables have no prefix
 			out = append(out, s.Target)
 		}
 	}
@@ -118,16 +116,13 @@ func (o *Outcome) Via() []string {
 		return out
 	case last < 0 || o.Fate == Accepted || o.Fate == Passed:
 		return append(out, string(o.Fate))
-	case o.Steps[last].Table == iptablesmodel.TableIPVS:
-		return out // the virtual server has refused it
+	case o.Steps[last].Balanced():
+		return out // the virtual server has rejected it
 	}
 	return append(out, o.Steps[last].Table+" "+o.Steps[last].Chain, string(o.Fate))
 }
 
-// isChain reports whether a target is a chain: ends of tables have no prefix.
-func isChain(target string) bool { return strings.Contains(target, "-") }
-
-// question is a packet and what is programmed for it.
+// question is a packet and the rules for it.
 type question struct {
 	*Tracer
 	*kernel
@@ -136,7 +131,7 @@ type question struct {
 	protocol v1alpha1.Protocol
 }
 
-// answer puts together what has been found out.
+// answer assembles the result.
 func (q *question) answer(origin Origin, outcomes []iptablesmodel.Outcome) *Result {
 	out := &Result{
 		Mode: q.set.Mode, Family: q.set.Family, Protocol: q.protocol, Origin: origin,
@@ -160,27 +155,26 @@ func (q *question) answer(origin Origin, outcomes []iptablesmodel.Outcome) *Resu
 	return out
 }
 
-// owner finds the Service that has the packet's destination.
+// owner finds the Service that has the packet's destination, first by address, then by node port.
 func (q *question) owner() (*dataplane.Service, *dataplane.Port, Kind) {
 	to := q.packet.Destination
-	for _, svc := range slices.SortedFunc(maps.Values(q.services), (*dataplane.Service).ComparePrecedence) {
-		for d := range svc.Destinations() {
-			if d.Port.Protocol == q.protocol && d.AddrPort() == to {
-				return svc, d.Port, kinds[d.Kind]
-			}
-		}
-	}
-	for _, svc := range slices.SortedFunc(maps.Values(q.services), (*dataplane.Service).ComparePrecedence) {
-		for d := range svc.Destinations() {
-			if d.Kind == dataplane.NodePort && d.Port.Protocol == q.protocol && d.Number == to.Port() && q.ofNode(to.Addr()) {
-				return svc, d.Port, NodePort
+	for _, byNodePort := range []bool{false, true} {
+		for _, svc := range slices.SortedFunc(maps.Values(q.services), (*dataplane.Service).ComparePrecedence) {
+			for d := range svc.Destinations() {
+				found := d.AddrPort() == to
+				if byNodePort {
+					found = d.Kind == dataplane.NodePort && d.Number == to.Port() && q.ofNode(to.Addr())
+				}
+				if found && d.Port.Protocol == q.protocol {
+					return svc, d.Port, kinds[d.Kind]
+				}
 			}
 		}
 	}
 	return nil, nil, ""
 }
 
-// kindOf is what an address is to a Service.
+// kindOf returns what an address is to a Service.
 func (q *question) kindOf(svc *dataplane.Service, a netip.Addr) (Kind, bool) {
 	switch {
 	case svc.ClusterIP == a:
@@ -193,15 +187,15 @@ func (q *question) kindOf(svc *dataplane.Service, a netip.Addr) (Kind, bool) {
 	return "", false
 }
 
-// ofNode reports whether the node has an address besides those of Services.
+// ofNode reports whether the node itself has an address.
 func (q *question) ofNode(a netip.Addr) bool {
 	return a.IsLoopback() || slices.Contains(q.addresses, a)
 }
 
-// why says in words why a packet does not get to an endpoint.
+// why says, human-readable, why a packet does not reach an endpoint.
 func (q *question) why(fate Fate, svc *dataplane.Service, port *dataplane.Port, kind Kind) string {
 	if svc == nil {
-		return q.nobodys(fate)
+		return q.unowned(fate)
 	}
 	name := (&Target{Namespace: svc.Name.Namespace, Name: svc.Name.Name, Port: port.Name}).String()
 	policy, local := "external", svc.ExternalLocal
@@ -224,17 +218,17 @@ func (q *question) why(fate Fate, svc *dataplane.Service, port *dataplane.Port, 
 	case local && len(port.Local) == 0:
 		return fmt.Sprintf("the %s traffic policy of %s is Local, and none of its endpoints on %s is ready, or terminating and still serving", policy, name, q.set.NodeName)
 	}
-	return fmt.Sprintf("the last rule of its way refuses it, although %s has endpoints", name)
+	return fmt.Sprintf("the last rule that it meets rejects it, although %s has endpoints", name)
 }
 
-// outOfRange reports whether a load balancer's source ranges leave the client out.
+// outOfRange reports whether a load balancer's source ranges exclude the client.
 func (q *question) outOfRange(svc *dataplane.Service) bool {
 	return len(svc.SourceRanges) > 0 &&
 		!slices.ContainsFunc(svc.SourceRanges, func(p netip.Prefix) bool { return p.Contains(q.packet.Source) })
 }
 
-// nobodys says what becomes of a packet whose destination is no Service's.
-func (q *question) nobodys(fate Fate) string {
+// unowned says what happens to a packet whose destination no Service has.
+func (q *question) unowned(fate Fate) string {
 	to := q.packet.Destination
 	of := ""
 	for _, name := range slices.SortedFunc(maps.Keys(q.services), dataplane.ServiceName.Compare) {
@@ -252,11 +246,11 @@ func (q *question) nobodys(fate Fate) string {
 	case of != "":
 		return of + "; no rule matches it"
 	}
-	return "no Service has this destination, and no rule matches it: it goes on to whoever has the address" + q.perhapsNodePort()
+	return "no Service has this destination, and no rule matches it: it continues to the owner of the address" + q.perhapsNodePort()
 }
 
-// perhapsNodePort says whose node port the port is: the address may be one of the node
-// that its rules do not list.
+// perhapsNodePort says which Service has the port as node port: the address may be one of the node that
+// its rules do not list.
 func (q *question) perhapsNodePort() string {
 	to := q.packet.Destination
 	for _, name := range slices.SortedFunc(maps.Keys(q.services), dataplane.ServiceName.Compare) {
@@ -267,7 +261,7 @@ func (q *question) perhapsNodePort() string {
 	return ""
 }
 
-// notes say what of the Services of this destination is not served.
+// notes lists what of the Services of this destination is not served.
 func (q *question) notes() []string {
 	var out []string
 	to := q.packet.Destination
@@ -278,7 +272,7 @@ func (q *question) notes() []string {
 			p := &svc.Ports[i]
 			has = has || p.NodePort == to.Port() && q.ofNode(to.Addr())
 			if p.Port == to.Port() && p.Protocol == q.protocol && !p.Serves(to.Addr()) {
-				out = append(out, fmt.Sprintf("Service %s asks for %s too and does not get it: another Service has the better claim", name, to))
+				out = append(out, fmt.Sprintf("Service %s claims %s too, but another Service has precedence", name, to))
 			}
 		}
 		if !has {

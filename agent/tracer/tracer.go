@@ -1,6 +1,6 @@
-// Package tracer tells what becomes of a packet on a node, by what the node should
-// hold: it lets the data planes of the agent program a model of the kernel, and
-// follows the packet through that. It touches nothing of the machine it runs on.
+// Package tracer determines what happens to a packet on a node, from the node's desired state: the
+// agent's data planes program a model of the kernel, through which it follows the packet. It reads
+// and changes nothing of the machine that it runs on.
 package tracer
 
 import (
@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
@@ -18,15 +20,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Packet is the first one of a new connection, of a client that has not been seen
-// before.
+// Packet is the first one of a new client's connection.
 type Packet struct {
 	Protocol v1alpha1.Protocol
-	// Source is its address. Invalid: it is of a process on the node that leaves
-	// that to the kernel.
+	// Source is invalid for a process on the node, whose source the kernel selects.
 	Source netip.Addr
-	// Pod: it is known to come from a pod on the node. Otherwise that is told by
-	// the source.
+	// Pod: it is known to come from a pod on the node. Otherwise the source decides.
 	Pod         bool
 	Destination netip.AddrPort
 }
@@ -41,7 +40,7 @@ const (
 	Outside Origin = "Outside" // of the node
 )
 
-// Interfaces by which packets enter a node, where the settings name none.
+// Interfaces by which packets enter a node, if the settings name none.
 const (
 	podInterface = "pod0"
 	uplink       = "uplink0"
@@ -53,8 +52,7 @@ type Tracer struct {
 	addresses []netip.Addr // of the node's interfaces
 }
 
-// New makes a Tracer. More are addresses that the node has besides those that the
-// set knows of.
+// New returns a Tracer. more are addresses of the node that the set lacks.
 func New(set *combine.Set, more ...netip.Addr) *Tracer {
 	t := &Tracer{set: set, addresses: slices.Clone(set.Node.Addresses)}
 	for _, a := range more {
@@ -65,13 +63,13 @@ func New(set *combine.Set, more ...netip.Addr) *Tracer {
 	return t
 }
 
-// kernel is a model that has been programmed.
+// kernel is a programmed model.
 type kernel struct {
 	tables *iptablesmodel.Kernel
 	result dataplane.Result
 }
 
-// Trace tells all that may become of a packet.
+// Trace returns all that may happen to a packet.
 func (t *Tracer) Trace(ctx context.Context, p Packet) (*Result, error) {
 	if !t.set.Family.Of(p.Destination.Addr()) || p.Source.IsValid() && !t.set.Family.Of(p.Source) {
 		return nil, fmt.Errorf("a packet from %s to %s is not one of %s", p.Source, p.Destination, t.set.Family)
@@ -90,7 +88,7 @@ func (t *Tracer) Trace(ctx context.Context, p Packet) (*Result, error) {
 	return q.answer(origin, outcomes), nil
 }
 
-// program lets the data plane of the set's mode program a model.
+// program makes the data plane of the set's mode program a model.
 func (t *Tracer) program(ctx context.Context, services map[dataplane.ServiceName]*dataplane.Service) (*kernel, error) {
 	model, err := modes.NewModel(t.set.Mode, t.set.Family, t.addresses...)
 	if err != nil {
@@ -104,22 +102,17 @@ func (t *Tracer) program(ctx context.Context, services map[dataplane.ServiceName
 	return k, nil
 }
 
-// relevant are the Services that have to do with a packet: by its addresses and
-// ports, and by those that it may get on its way. All others have no rule that it
-// could meet, however many they are.
+// relevant returns the Services that concern a packet by its addresses and ports, or by those that it
+// gets by translation. All others have no rule that it could meet, however many they are.
 func (t *Tracer) relevant(p *Packet) map[dataplane.ServiceName]*dataplane.Service {
 	out := map[dataplane.ServiceName]*dataplane.Service{}
-	sources := []netip.Addr{p.Source}
-	if !p.Source.IsValid() { // as it will be chosen
-		sources = append(slices.Clone(t.addresses[:min(1, len(t.addresses))]), p.Destination.Addr())
+	sources := sets.New(p.Source)
+	if !p.Source.IsValid() { // see chosen
+		sources = sets.New(t.addresses[:min(1, len(t.addresses))]...).Insert(p.Destination.Addr())
 	}
-	addresses := map[netip.Addr]bool{p.Destination.Addr(): true}
-	for _, a := range sources {
-		addresses[a] = true
-	}
-	ports := map[uint16]bool{p.Destination.Port(): true}
-	// Services that the packet may meet once it is translated do not translate it
-	// again.
+	addresses := sources.Clone().Insert(p.Destination.Addr())
+	ports := sets.New(p.Destination.Port())
+	// Services that the translated packet may meet do not translate it again.
 	for range 2 {
 		added := map[dataplane.ServiceName]*dataplane.Service{}
 		for name, svc := range t.set.Services {
@@ -131,7 +124,8 @@ func (t *Tracer) relevant(p *Packet) map[dataplane.ServiceName]*dataplane.Servic
 		for _, svc := range added {
 			for i := range svc.Ports {
 				for _, e := range slices.Concat(svc.Ports[i].Cluster, svc.Ports[i].Local) {
-					addresses[e.Addr()], ports[e.Port()] = true, true
+					addresses.Insert(e.Addr())
+					ports.Insert(e.Port())
 				}
 			}
 		}
@@ -139,19 +133,18 @@ func (t *Tracer) relevant(p *Packet) map[dataplane.ServiceName]*dataplane.Servic
 	return out
 }
 
-// concerns reports whether a Service has one of the addresses, a node port among
-// the ports, or one of the sources as an endpoint on the node.
-func concerns(svc *dataplane.Service, sources []netip.Addr, addresses map[netip.Addr]bool, ports map[uint16]bool) bool {
-	is := func(a netip.Addr) bool { return addresses[a] }
-	return is(svc.ClusterIP) || slices.ContainsFunc(svc.ExternalIPs, is) || slices.ContainsFunc(svc.LoadBalancerIPs, is) ||
-		svc.HealthCheckNodePort != 0 && ports[svc.HealthCheckNodePort] ||
+// concerns reports whether a Service has one of the addresses, a node port among the ports, or one of
+// the sources as an endpoint on the node.
+func concerns(svc *dataplane.Service, sources, addresses sets.Set[netip.Addr], ports sets.Set[uint16]) bool {
+	return addresses.Has(svc.ClusterIP) || addresses.HasAny(svc.ExternalIPs...) || addresses.HasAny(svc.LoadBalancerIPs...) ||
+		svc.HealthCheckNodePort != 0 && ports.Has(svc.HealthCheckNodePort) ||
 		slices.ContainsFunc(svc.Ports, func(p dataplane.Port) bool {
-			return p.NodePort != 0 && ports[p.NodePort] ||
-				slices.ContainsFunc(p.Members, func(e netip.AddrPort) bool { return slices.Contains(sources, e.Addr()) })
+			return p.NodePort != 0 && ports.Has(p.NodePort) ||
+				slices.ContainsFunc(p.Members, func(e netip.AddrPort) bool { return sources.Has(e.Addr()) })
 		})
 }
 
-// send decides where a packet comes from.
+// send determines where a packet comes from.
 func (t *Tracer) send(p *Packet, k *iptablesmodel.Kernel) (iptablesmodel.Packet, Origin) {
 	out := iptablesmodel.Packet{Protocol: strings.ToLower(string(p.Protocol)), Source: p.Source, Destination: p.Destination}
 	if !out.Source.IsValid() {
@@ -170,8 +163,8 @@ func (t *Tracer) send(p *Packet, k *iptablesmodel.Kernel) (iptablesmodel.Packet,
 	return out, Outside
 }
 
-// chosen is the source that the kernel gives to what a process sends: of what stays
-// on the node the destination itself.
+// chosen is the source that the kernel selects for a process: for packets that stay on the node, the
+// destination itself.
 func (t *Tracer) chosen(destination netip.Addr, k *iptablesmodel.Kernel) netip.Addr {
 	switch {
 	case t.isLocal(destination, k):
@@ -186,25 +179,21 @@ func (t *Tracer) chosen(destination netip.Addr, k *iptablesmodel.Kernel) netip.A
 
 // isLocal reports whether a is an address of the node.
 func (t *Tracer) isLocal(a netip.Addr, k *iptablesmodel.Kernel) bool {
-	return a.IsLoopback() || slices.Contains(t.addresses, a) || k.IPVS != nil && k.IPVS.Bound(a)
+	return a.IsLoopback() || slices.Contains(t.addresses, a) || k.Balancer != nil && k.Balancer.Bound(a)
 }
 
 // isPod reports whether a is known to be an address of a pod on the node.
 func (t *Tracer) isPod(a netip.Addr) bool {
-	if slices.ContainsFunc(t.set.Node.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
-		return true
-	}
+	local := sets.New(a)
 	for _, svc := range t.set.Services {
-		for i := range svc.Ports {
-			if slices.ContainsFunc(svc.Ports[i].Members, func(e netip.AddrPort) bool { return e.Addr() == a }) {
-				return true
-			}
+		if concerns(svc, local, nil, nil) {
+			return true
 		}
 	}
-	return false
+	return slices.ContainsFunc(t.set.Node.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// podInterface is one by which pods of the node enter it.
+// podInterface is an interface by which packets of pods enter the node.
 func (t *Tracer) podInterface() (name string, by v1alpha1.DetectLocalMode) {
 	d := t.set.Node.Settings.DetectLocal
 	switch {

@@ -98,7 +98,7 @@ func withoutHashes(s string) string {
 
 func local(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalTrafficPolicy = v1alpha1.TrafficPolicyLocal }
 
-// TestTrace: what people are told of the ways that a packet may take.
+// TestTrace: the output for the paths that a packet may take.
 func TestTrace(t *testing.T) {
 	member := func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "web", Ports: []v1alpha1.PortLocalEndpoints{{
@@ -166,12 +166,12 @@ func TestTrace(t *testing.T) {
 			"1.00 KUBE-SERVICES > PASS: 10.96.0.10 is the cluster IP of shop/web, which does not have port 81/TCP; no rule matches it",
 		},
 		{
-			"nobody's", "10.244.1.9", "10.96.0.77:80", node(), object("web", nil, "10.244.2.5:8080"),
-			"1.00 KUBE-SERVICES > PASS: no Service has this destination, and no rule matches it: it goes on to whoever has the address",
+			"no Service's", "10.244.1.9", "10.96.0.77:80", node(), object("web", nil, "10.244.2.5:8080"),
+			"1.00 KUBE-SERVICES > PASS: no Service has this destination, and no rule matches it: it continues to the owner of the address",
 		},
 		{
 			"a node port, of an address that may be the node's", "203.0.113.9", "192.0.2.99:30080", node(), object("web", nil, "10.244.1.5:8080"),
-			"1.00 KUBE-SERVICES > PASS: no Service has this destination, and no rule matches it: it goes on to whoever has the address; 30080/TCP is the node port of shop/web: nodes answer it at their own addresses, and the rules of node-1 do not list 192.0.2.99 (spec.node.addresses)",
+			"1.00 KUBE-SERVICES > PASS: no Service has this destination, and no rule matches it: it continues to the owner of the address; 30080/TCP is the node port of shop/web: nodes answer it at their own addresses, and the rules of node-1 do not list 192.0.2.99 (spec.node.addresses)",
 		},
 		{
 			"IPVS, by node port", "203.0.113.9", "192.0.2.21:30080", node(inIPVS), object("web", nil, "10.244.1.5:8080"),
@@ -198,7 +198,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestTraceTellsOfTheService: who has the destination, for how long clients keep
+// TestTraceReportsTheService: who has the destination, for how long clients keep
 // their endpoint, and who does not get what it asks for.
 func TestTraceTellsOfTheService(t *testing.T) {
 	sticky := func(s *v1alpha1.ServiceProxyRulesSpec) {
@@ -209,7 +209,7 @@ func TestTraceTellsOfTheService(t *testing.T) {
 	if r.Service == nil || r.Service.String() != "shop/a:http" || r.Service.Kind != ClusterIP || r.AffinitySeconds != 600 || r.Origin != Pod {
 		t.Errorf("%+v", r)
 	}
-	if len(r.Notes) != 2 || !strings.Contains(r.Notes[0], "shop.a: spec.externalIPs") || !strings.Contains(r.Notes[1], "shop/b asks for 10.96.0.10:80 too") {
+	if len(r.Notes) != 2 || !strings.Contains(r.Notes[0], "shop.a: spec.externalIPs") || !strings.Contains(r.Notes[1], "shop/b claims 10.96.0.10:80 too") {
 		t.Errorf("notes %q", r.Notes)
 	}
 	if r := trace(t, node(), packet("10.244.1.9", "192.0.2.21:30080"), object("a", nil, "10.244.1.5:8080")); r.Service == nil || r.Service.Kind != NodePort {

@@ -1,5 +1,5 @@
-// Package wording bounds what the agent writes into logs and condition messages:
-// errors and examples come from other programs and may have any length and bytes.
+// Package wording bounds texts for logs and condition messages: errors and examples come from other
+// programs and may have any length and bytes.
 package wording
 
 import (
@@ -12,7 +12,7 @@ import (
 // MaxExample bounds one example, in bytes.
 const MaxExample = 256
 
-// Clip shortens text to n bytes and replaces what is not UTF-8, which JSON cannot carry.
+// Clip shortens text to n bytes and replaces invalid UTF-8, which JSON cannot represent.
 func Clip(text string, n int) string {
 	if len(text) > n {
 		text = text[:n-3] + "..."
@@ -29,10 +29,10 @@ func Examples(list []string) []string {
 	return list
 }
 
-// OneLine joins the lines of errors that were joined, one for each family.
+// OneLine joins the lines of joined errors, which have one for each family.
 func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// OfError returns an error's text; empty without an error.
+// OfError returns an error's text; empty: there is no error.
 func OfError(err error) string {
 	if err == nil {
 		return ""

@@ -1,64 +1,40 @@
 package v1alpha1
 
-// The documented defaults of ProxySettings. They never change within an API version, because
-// settingsRevision is a hash of the differences from them.
-const (
-	DefaultMode                         = ModeIPTables
-	DefaultFallback                     = FallbackNone
-	DefaultEnforcement                  = Enforce
-	DefaultDetectLocalMode              = DetectLocalNone
-	DefaultNodePortAddressMode          = NodePortsAll
-	DefaultNodePortLocalhost            = Enabled
-	DefaultMasqueradeAll                = Disabled
-	DefaultMasqueradeBit          int32 = 14
-	DefaultIPVSScheduler                = "rr"
-	DefaultStrictARP                    = Disabled
-	DefaultIPVSTimeoutSeconds     int32 = 0
-	DefaultMinIntervalMillis      int32 = 250
-	DefaultVerifyIntervalSeconds  int32 = 60
-	DefaultConntrackMaxPerCore    int32 = 32768
-	DefaultConntrackMin           int32 = 131072
-	DefaultTCPEstablishedSeconds  int32 = 86400
-	DefaultTCPCloseWaitSeconds    int32 = 3600
-	DefaultConntrackUDPSeconds    int32 = 0
-	DefaultConntrackUDPStreamSecs int32 = 0
-	DefaultTCPBeLiberal                 = Disabled
-)
-
 // CompleteSettings returns s with every absent field set to its documented default. The result
-// shares no memory with s.
+// shares no memory with s. Defaults never change within an API version, because settingsRevision
+// is a hash of the differences from them.
 func CompleteSettings(s *ProxySettings) *ProxySettings {
 	out := &ProxySettings{}
 	if s != nil {
 		s.DeepCopyInto(out)
 	}
-	setDefault(&out.Mode, DefaultMode)
-	setDefault(&out.Fallback, DefaultFallback)
-	setDefault(&out.Enforcement, DefaultEnforcement)
-	setDefault(&out.DetectLocal, DetectLocalSettings{Mode: DefaultDetectLocalMode})
+	setDefault(&out.Mode, ModeIPTables)
+	setDefault(&out.Fallback, FallbackNone)
+	setDefault(&out.Enforcement, Enforce)
+	setDefault(&out.DetectLocal, DetectLocalSettings{Mode: DetectLocalNone})
 	setDefault(&out.NodePorts, NodePortSettings{})
-	setDefault(&out.NodePorts.AddressMode, DefaultNodePortAddressMode)
-	setDefault(&out.NodePorts.Localhost, DefaultNodePortLocalhost)
+	setDefault(&out.NodePorts.AddressMode, NodePortsAll)
+	setDefault(&out.NodePorts.Localhost, Enabled)
 	setDefault(&out.Masquerade, MasqueradeSettings{})
-	setDefault(&out.Masquerade.All, DefaultMasqueradeAll)
-	setDefault(&out.Masquerade.Bit, DefaultMasqueradeBit)
+	setDefault(&out.Masquerade.All, Disabled)
+	setDefault(&out.Masquerade.Bit, 14)
 	setDefault(&out.IPVS, IPVSSettings{})
-	setDefault(&out.IPVS.Scheduler, DefaultIPVSScheduler)
-	setDefault(&out.IPVS.StrictARP, DefaultStrictARP)
-	setDefault(&out.IPVS.TCPTimeoutSeconds, DefaultIPVSTimeoutSeconds)
-	setDefault(&out.IPVS.TCPFinTimeoutSeconds, DefaultIPVSTimeoutSeconds)
-	setDefault(&out.IPVS.UDPTimeoutSeconds, DefaultIPVSTimeoutSeconds)
+	setDefault(&out.IPVS.Scheduler, "rr")
+	setDefault(&out.IPVS.StrictARP, Disabled)
+	setDefault(&out.IPVS.TCPTimeoutSeconds, 0)
+	setDefault(&out.IPVS.TCPFinTimeoutSeconds, 0)
+	setDefault(&out.IPVS.UDPTimeoutSeconds, 0)
 	setDefault(&out.Sync, SyncSettings{})
-	setDefault(&out.Sync.MinIntervalMilliseconds, DefaultMinIntervalMillis)
-	setDefault(&out.Sync.VerifyIntervalSeconds, DefaultVerifyIntervalSeconds)
+	setDefault(&out.Sync.MinIntervalMilliseconds, 250)
+	setDefault(&out.Sync.VerifyIntervalSeconds, 60)
 	setDefault(&out.Conntrack, ConntrackSettings{})
-	setDefault(&out.Conntrack.MaxPerCore, DefaultConntrackMaxPerCore)
-	setDefault(&out.Conntrack.Min, DefaultConntrackMin)
-	setDefault(&out.Conntrack.TCPEstablishedTimeoutSeconds, DefaultTCPEstablishedSeconds)
-	setDefault(&out.Conntrack.TCPCloseWaitTimeoutSeconds, DefaultTCPCloseWaitSeconds)
-	setDefault(&out.Conntrack.UDPTimeoutSeconds, DefaultConntrackUDPSeconds)
-	setDefault(&out.Conntrack.UDPStreamTimeoutSeconds, DefaultConntrackUDPStreamSecs)
-	setDefault(&out.Conntrack.TCPBeLiberal, DefaultTCPBeLiberal)
+	setDefault(&out.Conntrack.MaxPerCore, 32768)
+	setDefault(&out.Conntrack.Min, 131072)
+	setDefault(&out.Conntrack.TCPEstablishedTimeoutSeconds, 86400)
+	setDefault(&out.Conntrack.TCPCloseWaitTimeoutSeconds, 3600)
+	setDefault(&out.Conntrack.UDPTimeoutSeconds, 0)
+	setDefault(&out.Conntrack.UDPStreamTimeoutSeconds, 0)
+	setDefault(&out.Conntrack.TCPBeLiberal, Disabled)
 	return out
 }
 

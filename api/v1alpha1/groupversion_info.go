@@ -4,9 +4,9 @@
 //
 // Where to look:
 //   - nodeproxy_types.go, nodeproxypolicy_types.go, serviceproxypolicy_types.go: the kinds
-//     that users write; settings.go, rollout.go and selector.go: parts of them.
+//     that users write; settings.go: the settings of a node.
 //   - nodeproxyrules_types.go, serviceproxyrules_types.go: the rendered kinds.
-//   - names.go: conditions, reasons, labels and annotations, and SchemaRevision.
+//   - names.go: names of objects, labels, annotations, conditions and reasons; versions.
 //   - defaults.go, validate.go, limits.go: what settings and Services may be.
 //
 // +kubebuilder:object:generate=true

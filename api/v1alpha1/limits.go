@@ -15,8 +15,8 @@ const (
 	MaxServiceSourceRanges = 5_000
 	// MaxServiceEndpoints limits the endpoints of both IP families together.
 	MaxServiceEndpoints = 20_000
-	// MaxServicePortAddresses limits ports times the sum of external IPs, load-balancer IPs
-	// and source ranges: each pair takes several rules on every node.
+	// MaxServicePortAddresses limits ports times the sum of external IPs, load-balancer IPs and
+	// source ranges: each pair needs several rules on every node.
 	MaxServicePortAddresses = 10_000
 	// MaxServiceRestrictions limits ports times load-balancer IPs times source ranges: each is
 	// an ipset entry on every node in mode IPVS.
@@ -29,13 +29,13 @@ const (
 // Limits of the local endpoints in one node's NodeProxyRules, in bytes of JSON. Whole Services
 // are left out until the rest is within the limits.
 const (
-	// MaxNamespaceLocalBytes limits the local endpoints of one namespace's Services on one
-	// node: about 5,000 pairs of a port and an endpoint. As slices may name any node, it also
-	// limits what one namespace can add to etcd.
+	// MaxNamespaceLocalBytes limits the local endpoints of one namespace: about 5,000 pairs of
+	// a port and an endpoint. As slices may name any node, it also limits what it can add to
+	// etcd.
 	MaxNamespaceLocalBytes = 128 << 10
-	// MaxNodeLocalBytes limits the local endpoints of all Services on one node. With settings
-	// and facts the object stays below 1 MiB; etcd accepts 1.5 MiB, which leaves the rest to
-	// the agent's report.
+	// MaxNodeLocalBytes limits the local endpoints of all Services. With settings and facts the
+	// object stays below 1 MiB; etcd accepts 1.5 MiB, which leaves the rest to the agent's
+	// report.
 	MaxNodeLocalBytes = 960 << 10
 )
 
@@ -66,8 +66,8 @@ func SizeOf(rules *ServiceProxyRulesSpec) ServiceSize {
 	return size
 }
 
-// Combinations counts the combinations of a port with an endpoint, an address, a source range,
-// or an address and a source range.
+// Combinations counts the pairs of a port with an endpoint, an address or a source range, and
+// the triples with both of the latter.
 func (s ServiceSize) Combinations() int {
 	return s.PortEndpoints + s.Ports*(s.Addresses+s.SourceRanges) + s.restrictions()
 }

@@ -1,22 +1,30 @@
 package v1alpha1
 
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash/fnv"
+	"strings"
+)
+
 // NodeProxyName is the only valid name of a NodeProxy.
 const NodeProxyName = "cluster"
 
 // FormatVersion is the newest version of rendered objects that this release writes and reads.
 const FormatVersion int32 = 1
 
-// SchemaRevision counts the schemas of the kinds: it increases if a release's CRDs differ from
-// those of the release before in more than descriptions. A marker at each kind writes it to
-// the CRD's annotation AnnotationSchemaRevision. A controller does not start with CRDs of a
-// lower revision than its own, because the API server would drop fields it does not know.
+// SchemaRevision is the revision of the CRDs' schemas. It increases with each release whose
+// schemas differ from the previous release's in more than descriptions. A marker on each kind
+// writes it to AnnotationSchemaRevision of the CRD. A controller does not start with CRDs of an
+// older revision, because the API server would drop fields that they lack.
 const SchemaRevision = 3
 
-// AnnotationSchemaRevision on a CRD is its SchemaRevision. CRDs older than revisions lack it.
+// AnnotationSchemaRevision is a CRD's SchemaRevision; the oldest CRDs have none.
 const AnnotationSchemaRevision = "nodeproxy.io/schema-revision"
 
-// FinalizerCleanup is on a NodeProxy while its removalPolicy is Cleanup: the object remains
-// until the nodes have removed their rules. The controller adds and removes it.
+// FinalizerCleanup is on a NodeProxy with removalPolicy Cleanup: the object remains until the
+// nodes have removed their rules. The controller adds and removes it.
 const FinalizerCleanup = "nodeproxy.io/cleanup"
 
 // TaintAgentNotReady is the key of the taint that keeps pods off a Node until its agent is
@@ -26,27 +34,25 @@ const TaintAgentNotReady = "nodeproxy.io/agent-not-ready"
 
 // Labels and annotations.
 const (
-	// LabelServiceNamespace is the namespace of the Service that a ServiceProxyRules was
-	// rendered from.
+	// LabelServiceNamespace is the namespace of the Service that a ServiceProxyRules is about.
 	LabelServiceNamespace = "nodeproxy.io/service-namespace"
-	// LabelServiceName is the name of the Service that a ServiceProxyRules was rendered from.
+	// LabelServiceName is the name of that Service.
 	LabelServiceName = "nodeproxy.io/service-name"
 	// AnnotationLastChangeTriggerTime is the newest
 	// endpoints.kubernetes.io/last-change-trigger-time of the Service's EndpointSlices (RFC
 	// 3339). A new value alone causes no write.
 	AnnotationLastChangeTriggerTime = "nodeproxy.io/last-change-trigger-time"
-	// AnnotationNodeAbsentSince is on a NodeProxyRules without a Node: when the controller
-	// first saw that (RFC 3339). The object is deleted ten minutes later.
+	// AnnotationNodeAbsentSince is when the controller first found that a NodeProxyRules has no
+	// Node (RFC 3339). The object is deleted ten minutes later.
 	AnnotationNodeAbsentSince = "nodeproxy.io/node-absent-since"
 	// AnnotationRollout on a NodeProxyRules records when, why and in which revision the node
 	// was given its settings, as JSON (SettingsGrant).
 	AnnotationRollout = "nodeproxy.io/rollout"
-	// AnnotationOverrides on a ServiceProxyRules records what policies made of the Service,
-	// and which of their generations, as JSON (OverridesGrant).
+	// AnnotationOverrides on a ServiceProxyRules records the policies' overrides of the Service
+	// and the generations that caused them, as JSON (OverridesGrant).
 	AnnotationOverrides = "nodeproxy.io/overrides"
-	// AnnotationIgnoreUpdates is on rendered objects, with the value true. If Argo CD watches
-	// them at all, it then applies its configuration of ignored fields (config/gitops) and
-	// refreshes no application for them.
+	// AnnotationIgnoreUpdates on rendered objects, with the value true, makes Argo CD ignore
+	// changes of the fields in its configuration (config/gitops).
 	AnnotationIgnoreUpdates = "argocd.argoproj.io/ignore-resource-updates"
 	// AnnotationAppliedResourceVersion on an agent's Lease is the newest ServiceProxyRules
 	// resourceVersion that the node has applied.
@@ -54,12 +60,10 @@ const (
 )
 
 // ServedForAnother is part of the message about a Service in status.rejected that lacks an
-// address and port because another Service has them. Any other Service can cause that,
-// whatever policies make of this one.
+// address and port because another Service has them. Policies are not the cause.
 const ServedForAnother = "is served for Service"
 
-// AgentLeaseSeconds is how long an agent's Lease may go without renewal before the agent
-// counts as not responding, in seconds.
+// AgentLeaseSeconds after the last renewal of its Lease, an agent counts as not responding.
 const AgentLeaseSeconds = 90
 
 // Condition types.
@@ -69,8 +73,7 @@ const (
 	// ConditionAgentsDeployed on a NodeProxy with Managed agents is the state of their
 	// DaemonSet. It is False during every update; a lasting problem also makes Ready False.
 	ConditionAgentsDeployed = "AgentsDeployed"
-	// ConditionAccepted: the agent understands its NodeProxyRules and the node's kernel
-	// supports what they require; on a policy: it is valid.
+	// ConditionAccepted: agent and kernel support the NodeProxyRules; on a policy: it is valid.
 	ConditionAccepted = "Accepted"
 	// ConditionProgrammed is whether the kernel has the desired rules.
 	ConditionProgrammed = "Programmed"
@@ -78,19 +81,17 @@ const (
 	ConditionModeFallback = "ModeFallback"
 	// ConditionConflictingProxy is True while another proxy is active on the node.
 	ConditionConflictingProxy = "ConflictingProxy"
-	// ConditionConntrackPressure is True while the connection tracking table is nearly full:
-	// from 80 % on, until at most 70 % are used.
+	// ConditionConntrackPressure becomes True when the connection tracking table is 80 % full,
+	// and False when it is at most 70 % full.
 	ConditionConntrackPressure = "ConntrackPressure"
 	// ConditionDrifted is True while another program keeps changing our rules.
 	ConditionDrifted = "Drifted"
 	// ConditionOverridden is True while stronger policies set fields of a policy.
 	ConditionOverridden = "Overridden"
-	// ConditionIneffective is True while an override of a ServiceProxyPolicy has no effect on
-	// a selected Service.
+	// ConditionIneffective is True while an override has no effect on a selected Service.
 	ConditionIneffective = "Ineffective"
-	// ConditionStalled is True while Ready cannot become True without intervention, with
-	// Ready's reason, and absent otherwise. By it, tools that follow kstatus distinguish
-	// failed objects from those in progress.
+	// ConditionStalled is present and True while Ready cannot become True without intervention,
+	// with Ready's reason. Tools that follow kstatus use it to tell failure from progress.
 	ConditionStalled = "Stalled"
 )
 
@@ -98,32 +99,25 @@ const (
 // only after it was True once. While ConflictingProxy is True, its reason is
 // ReasonConflictingProxy.
 const (
-	// ReasonNoFallback: the desired mode is active.
 	ReasonNoFallback = "NoFallback"
-	// ReasonKernelLacksMode: ModeFallback is True because the node does not support the
-	// desired mode.
+	// ReasonKernelLacksMode: the node does not support the desired mode.
 	ReasonKernelLacksMode = "KernelLacksMode"
-	// ReasonNoConflict: no other proxy is active anymore.
-	ReasonNoConflict = "NoConflict"
-	// ReasonTableNearlyFull and ReasonTableHasRoom are the reasons of ConntrackPressure.
+	ReasonNoConflict      = "NoConflict"
 	ReasonTableNearlyFull = "TableNearlyFull"
 	ReasonTableHasRoom    = "TableHasRoom"
-	// ReasonRulesModified: Drifted is True.
-	ReasonRulesModified = "RulesModified"
-	// ReasonNoDrift: no program changes our rules anymore.
-	ReasonNoDrift = "NoDrift"
+	ReasonRulesModified   = "RulesModified"
+	ReasonNoDrift         = "NoDrift"
 )
 
 // Reasons of Accepted.
 const (
 	// ReasonAccepted: the object is valid, and the kernel supports it.
 	ReasonAccepted = "Accepted"
-	// ReasonUnsupported: this agent or kernel does not support a field, which the message
-	// names. Rules remain unchanged.
+	// ReasonUnsupported: agent or kernel lack support for the field in the message. Rules stay.
 	ReasonUnsupported = "Unsupported"
-	// ReasonUnknownFormat: formatVersion is newer than this agent. Rules remain unchanged.
+	// ReasonUnknownFormat: formatVersion is newer than this agent. Rules stay.
 	ReasonUnknownFormat = "UnknownFormat"
-	// ReasonInvalid: a setting, which the message names, is invalid.
+	// ReasonInvalid: the setting in the message is invalid.
 	ReasonInvalid = "Invalid"
 )
 
@@ -133,13 +127,12 @@ const (
 	ReasonAgentNotResponding = "AgentNotResponding"
 	// ReasonConflictingProxy (False): another proxy is active; the agent writes nothing.
 	ReasonConflictingProxy = "ConflictingProxy"
-	// ReasonRemoved (False): the rules were removed after NodeProxy was deleted with
-	// removalPolicy Cleanup.
+	// ReasonRemoved (False): the rules were removed, as removalPolicy Cleanup demands.
 	ReasonRemoved = "Removed"
 	// ReasonFailed (False): the last apply failed, or Accepted is False.
 	ReasonFailed = "Failed"
-	// ReasonPending (False): no complete set of objects since startup, or the oldest pending
-	// change is older than 10 s.
+	// ReasonPending (False): the set of objects is not yet complete, or a change is pending for
+	// 10 s.
 	ReasonPending = "Pending"
 	// ReasonAuditDiffers (False): enforcement is Audit and the kernel differs.
 	ReasonAuditDiffers = "AuditDiffers"
@@ -147,8 +140,8 @@ const (
 	ReasonAuditInSync = "AuditInSync"
 	// ReasonSomeServicesRejected (True): all but the Services in status.rejected are programmed.
 	ReasonSomeServicesRejected = "SomeServicesRejected"
-	// ReasonRetained (True): for 10 s an object has been missing without having been released, or
-	// the list has not been confirmed; its rules are retained.
+	// ReasonRetained (True): for 10 s an object has been missing without having been released,
+	// or the list has not been confirmed; its rules are retained.
 	ReasonRetained = "Retained"
 	// ReasonProgrammed (True): the kernel has the desired rules.
 	ReasonProgrammed = "Programmed"
@@ -162,62 +155,56 @@ const (
 	ReasonNoNodes = "NoNodes"
 	// ReasonNodesNotProgrammed: at least one node is not programmed.
 	ReasonNodesNotProgrammed = "NodesNotProgrammed"
-	// ReasonRemoving: NodeProxy is being deleted with removalPolicy Cleanup; the message names
-	// nodes that still have rules.
+	// ReasonRemoving: Cleanup is in progress; the message names nodes that still have rules.
 	ReasonRemoving = "Removing"
 	// ReasonInvalidSettings: the settings are invalid; nodes keep their current ones.
 	ReasonInvalidSettings = "InvalidSettings"
-	// ReasonAPIServerUnreachable: the controller reaches none of spec.apiServer.endpoints;
-	// agents keep their current addresses.
+	// ReasonAPIServerUnreachable: no address in spec.apiServer.endpoints answers.
 	ReasonAPIServerUnreachable = "APIServerUnreachable"
 )
 
 // Reasons of Ready on a policy, in addition to ReasonNodesNotProgrammed.
 const (
-	// ReasonApplied (True): everything selected has what results from the policies.
+	// ReasonApplied (True): the result of the policies is applied to everything selected.
 	ReasonApplied = "Applied"
 	// ReasonNothingSelected (True): no node, or no Service, is selected.
 	ReasonNothingSelected = "NothingSelected"
 	// ReasonProgressing: a rollout is in progress. Also of a NodeProxy.
 	ReasonProgressing = "Progressing"
-	// ReasonPaused: spec.rollout.paused holds a rollout. Also of a NodeProxy.
+	// ReasonPaused: spec.rollout.paused stops a rollout. Also of a NodeProxy.
 	ReasonPaused = "Paused"
 	// ReasonRolloutHalted: a rollout has halted because of its effect, such as a node that
-	// missed its deadline; the message names it. Also of a NodeProxy.
+	// missed its deadline, which the message names. Also of a NodeProxy.
 	ReasonRolloutHalted = "RolloutHalted"
-	// ReasonNoNodeProxy: there is no NodeProxy, without which nodes are given nothing.
+	// ReasonNoNodeProxy: there is no NodeProxy, so nothing is rendered.
 	ReasonNoNodeProxy = "NoNodeProxy"
 )
 
 // Reasons of Accepted on a policy, in addition to ReasonAccepted. Ready is False with the
 // same reason.
 const (
-	// ReasonInvalidPolicy: a field of the policy, which the message names, is invalid. Nothing
-	// of the policy is used: what it selects remains unchanged.
+	// ReasonInvalidPolicy: the field in the message is invalid, and the policy is ignored.
 	ReasonInvalidPolicy = "InvalidPolicy"
-	// ReasonInvalidResult: together with others the policy gives invalid settings; the message
-	// names the field. Nodes keep their current settings.
+	// ReasonInvalidResult: together with other policies, this one gives invalid settings; the
+	// message names the field. Nodes keep their current settings.
 	ReasonInvalidResult = "InvalidResult"
 )
 
 // Reasons of Overridden and Ineffective, and of examples in a policy's status.
 const (
 	// ReasonOverridden: stronger policies set fields of this one differently.
-	ReasonOverridden = "Overridden"
-	// ReasonNotOverridden: no stronger policy does.
+	ReasonOverridden    = "Overridden"
 	ReasonNotOverridden = "NotOverridden"
 	// ReasonIneffective: an override has no effect on a Service.
-	ReasonIneffective = "Ineffective"
-	// ReasonAllEffective: every override has an effect, or nothing to change.
+	ReasonIneffective  = "Ineffective"
 	ReasonAllEffective = "AllEffective"
 	// ReasonRejected: nodes reject the Service as shaped by the policy.
 	ReasonRejected = "Rejected"
 	// ReasonWaiting: the rollout has not reached the node.
 	ReasonWaiting = "Waiting"
-	// ReasonUpdating: the node has been given its settings and has not yet reported them as
-	// applied.
+	// ReasonUpdating: the node has not yet reported its new settings as applied.
 	ReasonUpdating = "Updating"
-	// ReasonDeadlineMissed: the node did not report its settings as applied in time.
+	// ReasonDeadlineMissed: the node did not report its new settings as applied in time.
 	ReasonDeadlineMissed = "DeadlineMissed"
 )
 
@@ -231,11 +218,11 @@ const (
 	ReasonNoAgentImage = "NoAgentImage"
 	// ReasonDaemonSetDenied: the API server rejects the DaemonSet.
 	ReasonDaemonSetDenied = "DaemonSetDenied"
-	// ReasonAgentPodsFailing: a pod's image cannot be pulled, or its agent keeps crashing; the
-	// update has halted there.
+	// ReasonAgentPodsFailing: an image cannot be pulled or an agent keeps crashing; the update
+	// halts.
 	ReasonAgentPodsFailing = "AgentPodsFailing"
-	// ReasonAgentPodsNotReady: for a minute a pod has been unscheduled or its agent not ready.
-	// If nodes have a reason of their own, Ready shows that one.
+	// ReasonAgentPodsNotReady: a pod has been unscheduled or not ready for a minute. Ready
+	// shows the nodes' own reason instead, if they have one.
 	ReasonAgentPodsNotReady = "AgentPodsNotReady"
 )
 
@@ -244,6 +231,66 @@ const (
 	// MessageBut separates what the kernel has from what could not be done.
 	MessageBut = "; but: "
 	// MessageSilentSince starts the message of ReasonAgentNotResponding if a Lease shows when
-	// the agent was last seen: the time in RFC 3339 and a space follow.
+	// the agent last responded: the time in RFC 3339 and a space follow.
 	MessageSilentSince = "no sign of life of the agent since "
 )
+
+// FormatVersions returns the versions of rendered objects that this release supports, in order.
+func FormatVersions() []int32 {
+	versions := make([]int32, 0, FormatVersion)
+	for v := int32(1); v <= FormatVersion; v++ {
+		versions = append(versions, v)
+	}
+	return versions
+}
+
+// KnownFormats returns the versions of rendered objects that the agent understands. An agent
+// that reports none understands only the first.
+func (r *AgentReport) KnownFormats() []int32 {
+	if len(r.FormatVersions) == 0 {
+		return []int32{1}
+	}
+	return r.FormatVersions
+}
+
+// NameHash is an object name's share of an inventory hash: its 64-bit FNV-1a hash. The
+// inventory hash is the sum modulo 2^64: independent of the order, and updated with each name.
+func NameHash(name string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name)) // a hash never returns an error
+	return h.Sum64()
+}
+
+// FormatInventoryHash formats an inventory hash as in NodeProxy.status.inventory.
+func FormatInventoryHash(sum uint64) string {
+	return fmt.Sprintf("%016x", sum)
+}
+
+// ServiceProxyRulesName returns the name of a Service's ServiceProxyRules.
+func ServiceProxyRulesName(namespace, name string) string {
+	return namespace + "." + name
+}
+
+const (
+	// agentLeasePrefix separates agents' Leases from others, such as the controller's.
+	agentLeasePrefix = "agent."
+	// longAgentLeasePrefix is that of Nodes whose name is too long for agentLeasePrefix.
+	longAgentLeasePrefix = "agent-of-long-name."
+	// maxObjectName is the maximum length of a name, in bytes.
+	maxObjectName = 253
+)
+
+// AgentLeaseName returns the name of an agent's Lease: "agent." and the Node's name, or a hash
+// of the Node's name if that is longer than 247 bytes. No two Nodes share a Lease.
+func AgentLeaseName(node string) string {
+	if len(agentLeasePrefix)+len(node) <= maxObjectName {
+		return agentLeasePrefix + node
+	}
+	sum := sha256.Sum256([]byte(node))
+	return longAgentLeasePrefix + hex.EncodeToString(sum[:])
+}
+
+// IsAgentLeaseName reports whether AgentLeaseName can return this name.
+func IsAgentLeaseName(name string) bool {
+	return strings.HasPrefix(name, agentLeasePrefix) || strings.HasPrefix(name, longAgentLeasePrefix)
+}

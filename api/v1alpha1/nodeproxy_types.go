@@ -7,15 +7,13 @@ import (
 
 // NodeProxySpec is the desired configuration of the proxy for the whole cluster.
 type NodeProxySpec struct {
-	// settings are the default settings of every node's proxy. NodeProxyPolicies override
-	// them. Source: user.
+	// settings are every node's settings, unless NodeProxyPolicies override them. Source: user.
 	// +optional
 	// +kubebuilder:validation:XValidation:fieldPath=".sync.verifyIntervalSeconds",rule=`self.?sync.?verifyIntervalSeconds.orValue(60) * 1000 >= self.?sync.?minIntervalMilliseconds.orValue(250)`,message=`settings.sync.verifyIntervalSeconds (default 60) must not be shorter than settings.sync.minIntervalMilliseconds (default 250)`
 	Settings *WrittenSettings `json:"settings,omitempty"`
 
-	// rollout controls how fast a change of these settings reaches the nodes, and how fast a
-	// deleted NodeProxyPolicy is undone. Other changes of a policy follow its own rollout.
-	// Source: user.
+	// rollout controls how fast changes of these settings, and of a deleted NodeProxyPolicy,
+	// reach the nodes. Other changes of a policy follow its own rollout. Source: user.
 	// +optional
 	Rollout *RolloutSettings `json:"rollout,omitempty"`
 
@@ -23,16 +21,15 @@ type NodeProxySpec struct {
 	// +optional
 	Agent *AgentSettings `json:"agent,omitempty"`
 
-	// apiServer configures how the agents, and controllers that run as pods, reach the API
-	// server. Source: user.
+	// apiServer configures how agents and controllers in pods reach the API server. Source:
+	// user.
 	// +optional
 	APIServer *APIServerSettings `json:"apiServer,omitempty"`
 
 	// removalPolicy is what happens to the nodes' rules when this object is deleted: Retain
-	// (agents continue to maintain them) or Cleanup (agents remove them). With Cleanup the
-	// object remains until all nodes are clean, for at most five minutes, and all rendered
-	// objects are deleted; with agent.management Managed, so is the agents' DaemonSet.
-	// Default: Retain. Source: user.
+	// (agents continue to maintain them, and the controller to update existing objects) or Cleanup (agents remove them). With Cleanup, the
+	// object remains until all nodes are clean, for at most five minutes; then all rendered
+	// objects and a managed DaemonSet are deleted. Default: Retain. Source: user.
 	// +optional
 	RemovalPolicy *RemovalPolicy `json:"removalPolicy,omitempty"`
 }
@@ -43,25 +40,23 @@ type AgentManagement string
 
 // Ways to run the node agents.
 const (
-	// AgentManaged: the controller runs the agents as a DaemonSet.
-	AgentManaged AgentManagement = "Managed"
-	// AgentUnmanaged: the user runs the agents, for example with config/agent.
+	AgentManaged   AgentManagement = "Managed"
 	AgentUnmanaged AgentManagement = "Unmanaged"
 )
 
 // AgentSettings configure who runs the node agents, and how.
 type AgentSettings struct {
-	// management is Managed (the controller runs the agents as the DaemonSet nodeproxy-agent
-	// in its own namespace) or Unmanaged (the user runs them). A change to Unmanaged, or the
-	// deletion of this object, leaves the DaemonSet as it is; the controller only stops
-	// maintaining it. Default: Unmanaged: unless told to, the controller neither starts
-	// privileged pods on every node nor takes over agents that the user runs. Source: user.
+	// management is Managed (the controller runs the agents as the DaemonSet nodeproxy-agent in
+	// its own namespace) or Unmanaged (the user runs them, for example with config/agent). A
+	// change to Unmanaged, or the deletion of this object, leaves the DaemonSet in place,
+	// unmaintained. Default: Unmanaged, so that privileged pods start only on request, and
+	// agents that the user runs are not taken over. Source: user.
 	// +optional
 	Management *AgentManagement `json:"management,omitempty"`
 
-	// image is the agent's container image. This field and all below apply with management
-	// Managed only. Default: the controller's environment variable RELATED_IMAGE_AGENT.
-	// Source: user.
+	// image is the agent's container image. This and all fields below apply with management
+	// Managed only. Default: the controller's environment variable RELATED_IMAGE_AGENT. Source:
+	// user.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Image *string `json:"image,omitempty"`
@@ -73,14 +68,14 @@ type AgentSettings struct {
 
 	// nodeSelector limits the nodes that run agents, by node labels, in addition to
 	// kubernetes.io/os: linux. A node that is no longer selected loses its agent but retains
-	// its rules, which become stale until another proxy takes over or `nodeproxy-agent
-	// cleanup` removes them. Default: all Linux nodes. Source: user.
+	// its rules, which become stale until another proxy takes over or `nodeproxy-agent cleanup`
+	// removes them. Default: all Linux nodes. Source: user.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 
-	// tolerations replace those of the agent pods, except what Kubernetes adds to pods of
-	// every DaemonSet. Default: tolerate all taints. Source: user.
+	// tolerations replace those of the agent pods, except what Kubernetes adds to pods of every
+	// DaemonSet. Default: tolerate all taints. Source: user.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -92,9 +87,8 @@ type AgentSettings struct {
 	// +kubebuilder:validation:XValidation:rule=`self >= 0`,message=`agent.logLevel must be 0 or more`
 	LogLevel *int32 `json:"logLevel,omitempty"`
 
-	// stateDir is the directory on the node that holds the agent's checkpoint. Agents log it
-	// as /var/lib/nodeproxy, its path in their container. Default: /var/lib/nodeproxy. Source:
-	// user.
+	// stateDir is the directory on the node for the agent's checkpoint. Agents log its path in
+	// their container, /var/lib/nodeproxy. Default: /var/lib/nodeproxy. Source: user.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule=`self.startsWith('/')`,message=`agent.stateDir must be an absolute path, such as /var/lib/nodeproxy`
@@ -121,9 +115,7 @@ type RemovalPolicy string
 
 // Removal policies.
 const (
-	// RemovalRetain leaves the rules in place; agents continue to maintain them.
-	RemovalRetain RemovalPolicy = "Retain"
-	// RemovalCleanup removes the rules from all nodes.
+	RemovalRetain  RemovalPolicy = "Retain"
 	RemovalCleanup RemovalPolicy = "Cleanup"
 )
 
@@ -131,17 +123,17 @@ const (
 type NodeProxyStatus struct {
 	// conditions: Ready is True if all nodes are programmed, no change of spec.settings is in
 	// progress, and the agents are deployed without errors. AgentsDeployed (with management
-	// Managed only) is True while every node runs the desired agent and the agent is ready.
-	// Stalled is present, and True, while Ready cannot become True without intervention.
-	// Source: controller.
+	// Managed only) is True while every node runs the desired agent and it is ready. Stalled is
+	// True if Ready cannot become True without intervention, and otherwise absent. Source:
+	// controller.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// observedGeneration is the metadata.generation that this status describes; -1 until the
-	// controller has seen the object. Source: controller.
+	// observedGeneration is the metadata.generation that this status describes, or -1 if the
+	// controller has not seen the object. Source: controller.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
@@ -149,13 +141,12 @@ type NodeProxyStatus struct {
 	// +optional
 	Version string `json:"version,omitempty"`
 
-	// inventory identifies the complete set of ServiceProxyRules. Absent means unknown, not
-	// empty. Source: controller, from its Services.
+	// inventory identifies all ServiceProxyRules; absent means unknown. Source: controller.
 	// +optional
 	Inventory *Inventory `json:"inventory,omitempty"`
 
-	// unrenderedServices is the number of Services that cannot be rendered or stored. An event
-	// names each one. Source: controller.
+	// unrenderedServices is the number of Services that cannot be rendered or stored, each with
+	// an event. Source: controller.
 	// +optional
 	UnrenderedServices int32 `json:"unrenderedServices"`
 
@@ -192,21 +183,20 @@ type UnrenderedService struct {
 	// +required
 	Name string `json:"name"`
 
-	// message explains what is wrong, and where. Source: controller.
+	// message says what is wrong. Source: controller.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
 }
 
-// NodeCounts counts nodes by what their agents report. A node can be in several counts.
+// NodeCounts counts nodes that exist by what their agents report. A node can be in several
+// counts.
 type NodeCounts struct {
-	// total is the number of NodeProxyRules whose Node exists; the other counts include only
-	// these. Source: controller.
+	// total is the number of NodeProxyRules whose Node exists. Source: controller.
 	// +optional
 	Total int32 `json:"total"`
 
-	// programmed is the number of nodes whose kernel has all desired rules. Source:
-	// controller.
+	// programmed is the number of nodes whose kernel has all desired rules. Source: controller.
 	// +optional
 	Programmed int32 `json:"programmed"`
 
@@ -214,8 +204,7 @@ type NodeCounts struct {
 	// +optional
 	NotProgrammed int32 `json:"notProgrammed"`
 
-	// stale is the number of nodes whose agent is not responding: the controller has seen no
-	// renewal of its Lease for 90 seconds. Source: controller.
+	// stale is the number of nodes without a heartbeat for 90 seconds. Source: controller.
 	// +optional
 	Stale int32 `json:"stale"`
 
@@ -228,14 +217,13 @@ type NodeCounts struct {
 	Fallback int32 `json:"fallback"`
 
 	// lagging is the number of nodes that have not applied changes older than 60 seconds,
-	// except stale nodes and those with another active proxy. Source: controller, from the
-	// agents' Leases.
+	// except stale nodes and those with another active proxy. Source: controller.
 	// +optional
 	Lagging int32 `json:"lagging"`
 }
 
 // NodeProxy enables nodeproxy in the cluster and contains the default settings of all nodes.
-// There is one, named cluster; the controller renders nothing until it exists.
+// There is one, named cluster; the controller renders nothing until it is first created.
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=3"
 // +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
@@ -270,6 +258,5 @@ type NodeProxy struct {
 type NodeProxyList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	// items are the objects.
-	Items []NodeProxy `json:"items"`
+	Items           []NodeProxy `json:"items"`
 }

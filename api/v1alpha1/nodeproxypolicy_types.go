@@ -2,20 +2,19 @@ package v1alpha1
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // NodeProxyPolicySpec overrides settings on the selected nodes.
 type NodeProxyPolicySpec struct {
-	// priority is the number that ranks policies that set the same field on a node: the
-	// highest wins; ties are broken by the lower name, never by age. It may be negative.
-	// Default: 0. Source: user.
+	// priority is the number that ranks policies that set the same field on a node: the highest
+	// wins; ties go to the lower name. It may be negative. Default: 0. Source: user.
 	// +kubebuilder:validation:Minimum=-2147483648
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	Priority *int32 `json:"priority,omitempty"`
 
-	// nodeSelector selects nodes by their Node's labels; {} selects all and must be explicit.
-	// Source: user.
+	// nodeSelector selects nodes by label; {} selects all and must be explicit. Source: user.
 	// +required
 	NodeSelector LabelSelector `json:"nodeSelector"`
 
@@ -24,28 +23,104 @@ type NodeProxyPolicySpec struct {
 	// +required
 	Settings WrittenSettings `json:"settings"`
 
-	// rollout controls how fast changes of this policy reach the nodes, including when it
-	// stops selecting one. Absent fields have their documented default, not NodeProxy's value.
+	// rollout controls how fast changes of this policy reach the nodes, including those that it
+	// no longer selects. Absent fields have their documented default, not NodeProxy's value.
 	// After the policy's deletion, spec.rollout of NodeProxy applies. Source: user.
 	// +optional
 	Rollout *RolloutSettings `json:"rollout,omitempty"`
 }
 
+// RolloutSettings control how fast a change of settings reaches the nodes.
+type RolloutSettings struct {
+	// maxUnavailable is how many nodes may be unavailable (settings not applied, or not
+	// Programmed) while the change proceeds: a number of nodes, or a percentage of the nodes
+	// that the object selects, such as "10%", rounded down, at least one. Default: 1. Source:
+	// user.
+	// +optional
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=4
+	// +kubebuilder:validation:XValidation:rule=`type(self) == int ? self >= 1 : self.matches('^([1-9][0-9]?|100)%$')`,message=`rollout.maxUnavailable must be a number of nodes, 1 or more, or 1% to 100%`
+	// +kubebuilder:validation:XValidation:rule=`type(self) != int || self <= 2147483647`,message=`rollout.maxUnavailable must be at most 2147483647 nodes`
+	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+
+	// progressDeadlineSeconds is how long a node may take to report its new settings as
+	// applied, in seconds. If one takes longer, the rollout halts until that node reports them
+	// or the spec that caused the change is edited. Default: 600. Source: user.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule=`self >= 1`,message=`rollout.progressDeadlineSeconds must be 1 or more`
+	// +kubebuilder:validation:Maximum=2147483647
+	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
+
+	// paused, if true, keeps further nodes from getting the change. Default: false. Source: user.
+	// +optional
+	Paused *bool `json:"paused,omitempty"`
+}
+
+// LabelSelector selects objects that meet all requirements; an empty one matches everything.
+type LabelSelector struct {
+	// matchLabels are labels that an object must have. Default: none. Source: user.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=32
+	MatchLabels map[string]string `json:"matchLabels,omitempty"`
+
+	// matchExpressions are label requirements. Default: none. Source: user.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	MatchExpressions []LabelSelectorRequirement `json:"matchExpressions,omitempty"`
+}
+
+// LabelSelectorRequirement is a requirement on one label.
+// +kubebuilder:validation:XValidation:fieldPath=".values",rule=`!(self.operator in ['In', 'NotIn']) || has(self.values) && self.values.size() > 0`,message=`values is required with operator In or NotIn`
+// +kubebuilder:validation:XValidation:fieldPath=".values",rule=`self.operator in ['In', 'NotIn'] || !has(self.values) || self.values.size() == 0`,message=`values is only valid with operator In or NotIn: remove it`
+type LabelSelectorRequirement struct {
+	// key is the label key. Source: user.
+	// +required
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:XValidation:rule=`self.matches('^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')`,message=`key must be a label key, such as pool or topology.kubernetes.io/zone`
+	Key string `json:"key"`
+
+	// operator is In (the label has one of the values), NotIn (it has none of them, or is
+	// absent), Exists or DoesNotExist. Source: user.
+	// +required
+	Operator LabelSelectorOperator `json:"operator"`
+
+	// values are the values for In and NotIn. Default: none. Source: user.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule=`self.all(v, v.matches('^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$'))`,message=`values must be label values: letters and digits, with - _ . in between`
+	Values []string `json:"values,omitempty"`
+}
+
+// LabelSelectorOperator relates a label to values.
+// +kubebuilder:validation:Enum=In;NotIn;Exists;DoesNotExist
+type LabelSelectorOperator string
+
+// Operators of label selectors.
+const (
+	SelectorIn           LabelSelectorOperator = "In"
+	SelectorNotIn        LabelSelectorOperator = "NotIn"
+	SelectorExists       LabelSelectorOperator = "Exists"
+	SelectorDoesNotExist LabelSelectorOperator = "DoesNotExist"
+)
+
 // NodeProxyPolicyStatus is the progress of a policy.
 type NodeProxyPolicyStatus struct {
 	// conditions: Ready is True if all selected nodes have applied the settings that result
-	// from all policies and are Programmed, or if no node is selected. Accepted is False if
-	// the policy is not used at all; the message says why. Overridden is True while stronger
-	// policies, named in the message, set fields of this one. Stalled is present, and True,
-	// while Ready cannot become True without intervention. Source: controller.
+	// from all policies and are Programmed, or if no node is selected. Accepted is False if the
+	// policy is ignored; the message says why. Overridden is True while stronger policies,
+	// named in the message, set fields of this one. Stalled is True if Ready cannot become True
+	// without intervention, and otherwise absent. Source: controller.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// observedGeneration is the metadata.generation that this status describes; -1 until the
-	// controller has seen the object. Source: controller.
+	// observedGeneration is the metadata.generation that this status describes, or -1 if the
+	// controller has not seen the object. Source: controller.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
@@ -53,14 +128,12 @@ type NodeProxyPolicyStatus struct {
 	// +optional
 	Nodes int32 `json:"nodes"`
 
-	// updated is the number of them whose NodeProxyRules have the settings that now result
-	// from policies and NodeProxy. Source: controller.
+	// updated is the number of them that were given their current settings. Source: controller.
 	// +optional
 	Updated int32 `json:"updated"`
 
 	// programmed is the number of updated nodes that report these settings as applied and
-	// Programmed True; with enforcement Audit, that they have compared. Source: controller,
-	// from NodeProxyRules.
+	// Programmed True (Audit: that have compared). Source: controller.
 	// +optional
 	Programmed int32 `json:"programmed"`
 
@@ -78,12 +151,11 @@ type NodeExample struct {
 	// +required
 	Name string `json:"name"`
 
-	// reason is a CamelCase word. Source: controller, or the node's condition Programmed.
+	// reason is a CamelCase word, possibly the node's reason of Programmed. Source: controller.
 	// +required
 	Reason string `json:"reason"`
 
-	// message is the human-readable explanation. Source: controller, or the node's condition
-	// Programmed.
+	// message explains the reason. Source: controller.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
@@ -123,6 +195,5 @@ type NodeProxyPolicy struct {
 type NodeProxyPolicyList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	// items are the objects.
-	Items []NodeProxyPolicy `json:"items"`
+	Items           []NodeProxyPolicy `json:"items"`
 }

@@ -1,8 +1,6 @@
 package v1alpha1
 
-import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // NodeProxyRulesSpec is what a node needs in addition to the ServiceProxyRules: its settings,
 // facts and local endpoints. The controller reverts manual edits.
@@ -13,8 +11,8 @@ type NodeProxyRulesSpec struct {
 	FormatVersion int32 `json:"formatVersion"`
 
 	// settingsRevision is a hash of the settings that differ from the documented defaults. The
-	// agent copies it to its status once the settings are applied. Default: none yet. Source:
-	// controller.
+	// agent copies it to its status once the settings are applied. Default: the controller has
+	// not set it yet. Source: controller.
 	// +optional
 	SettingsRevision string `json:"settingsRevision,omitempty"`
 
@@ -29,8 +27,8 @@ type NodeProxyRulesSpec struct {
 	// +listType=atomic
 	Policies []string `json:"policies,omitempty"`
 
-	// policySummary lists policies, separated by commas, for printing only. Default: none.
-	// Source: policies.
+	// policySummary is policies, comma-separated, for printing. Default: none. Source:
+	// policies.
 	// +optional
 	PolicySummary string `json:"policySummary,omitempty"`
 
@@ -38,9 +36,9 @@ type NodeProxyRulesSpec struct {
 	// +optional
 	Node NodeFacts `json:"node"`
 
-	// localEndpoints are this node's endpoints of every Service, in any state, sorted by namespace
-	// and name. Services over a limit (docs/security.md) are left out. Default: none. Source:
-	// the EndpointSlices.
+	// localEndpoints are this node's endpoints of every Service, in any state, sorted by
+	// namespace and name, without Services over a limit (docs/security.md). Default: none.
+	// Source: the EndpointSlices.
 	// +optional
 	// +listType=atomic
 	LocalEndpoints []ServiceLocalEndpoints `json:"localEndpoints,omitempty"`
@@ -55,14 +53,12 @@ type NodeFacts struct {
 	// +listType=atomic
 	Addresses []string `json:"addresses,omitempty"`
 
-	// podCIDRs are the ranges of this node's pods. Default: none. Source: the Node's
-	// spec.podCIDRs.
+	// podCIDRs are the node's pod ranges. Default: none. Source: the Node's spec.podCIDRs.
 	// +optional
 	// +listType=atomic
 	PodCIDRs []string `json:"podCIDRs,omitempty"`
 
-	// zone is the node's zone. Default: none. Source: the Node's label
-	// topology.kubernetes.io/zone.
+	// zone of the node. Default: none. Source: the Node's label topology.kubernetes.io/zone.
 	// +optional
 	Zone string `json:"zone,omitempty"`
 
@@ -83,8 +79,7 @@ type ServiceLocalEndpoints struct {
 	// +required
 	Name string `json:"name"`
 
-	// ports are the Service's ports with endpoints on this node. Default: none. Source: the
-	// EndpointSlices.
+	// ports with endpoints on this node. Default: none. Source: the EndpointSlices.
 	// +optional
 	// +listType=atomic
 	Ports []PortLocalEndpoints `json:"ports,omitempty"`
@@ -108,8 +103,8 @@ type PortLocalEndpoints struct {
 
 // NodeProxyRulesStatus is what the node's agent reports: the actual state of the kernel.
 type NodeProxyRulesStatus struct {
-	// conditions: Accepted and Programmed are True if the node's rules are as desired;
-	// ModeFallback, ConflictingProxy, ConntrackPressure and Drifted indicate a problem when
+	// conditions: Accepted is True if the agent can use spec, Programmed if the node's rules are
+	// as desired, perhaps with the exceptions that its reason and message name; ModeFallback, ConflictingProxy, ConntrackPressure and Drifted indicate a problem when
 	// True. Source: agent; the controller sets Programmed Unknown if the agent is not
 	// responding.
 	// +optional
@@ -130,15 +125,15 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	Mode ProxyMode `json:"mode,omitempty"`
 
-	// families are the programmed IP families: IPv4, IPv6. A family that the node lacks is
-	// left out; Programmed is False if a Service needs it. Source: agent.
+	// families are the programmed IP families: IPv4, IPv6. Programmed is False if a Service
+	// needs a family that the node lacks. Source: agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
 	Families []string `json:"families,omitempty"`
 
-	// appliedResourceVersion is the newest resourceVersion of a ServiceProxyRules that the
-	// kernel has. Source: agent.
+	// appliedResourceVersion is the newest ServiceProxyRules version in the kernel. Source:
+	// agent.
 	// +optional
 	AppliedResourceVersion string `json:"appliedResourceVersion,omitempty"`
 
@@ -146,23 +141,20 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	Services int32 `json:"services"`
 
-	// endpoints is the number of distinct endpoints of these Services. If nothing else
-	// changes, it is updated within 5 min. Source: agent.
+	// endpoints is the number of distinct endpoints, up to 5 minutes old. Source: agent.
 	// +optional
 	Endpoints int32 `json:"endpoints"`
 
-	// localEndpoints is the number of these endpoints on this node, updated within 5 s.
-	// Source: agent.
+	// localEndpoints is the number of endpoints on this node, up to 5 s old. Source: agent.
 	// +optional
 	LocalEndpoints int32 `json:"localEndpoints"`
 
-	// retained is the number of Services whose rules are retained because their object vanished
-	// without being released. Source: agent.
+	// retained is the number of Services with rules but without an object. Source: agent.
 	// +optional
 	Retained int32 `json:"retained"`
 
 	// rejected are Services that this kernel rejects or, in mode IPVS, does not serve at an
-	// address with an unmanaged virtual server. Source: agent.
+	// address because of an unmanaged virtual server. Source: agent.
 	// +optional
 	Rejected *RejectedServices `json:"rejected,omitempty"`
 
@@ -183,8 +175,8 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	Drift *DriftReport `json:"drift,omitempty"`
 
-	// conntrack is the state of the kernel's connection tracking table; absent while the
-	// kernel tracks no connections. Source: agent.
+	// conntrack is the state of the kernel's connection tracking table; absent if the kernel
+	// tracks no connections. Source: agent.
 	// +optional
 	Conntrack *ConntrackReport `json:"conntrack,omitempty"`
 
@@ -199,7 +191,7 @@ type RejectedServices struct {
 	// +optional
 	Count int32 `json:"count"`
 
-	// examples are up to ten of them, as namespace/name: reason, those shaped by
+	// examples are up to ten of them, as namespace/name: reason, those changed by
 	// ServiceProxyPolicies first. Source: agent.
 	// +optional
 	// +listType=atomic
@@ -229,8 +221,7 @@ type KernelCounts struct {
 	// +optional
 	VirtualServers int32 `json:"virtualServers"`
 
-	// realServers is the number of their real servers, including those being removed. Source:
-	// agent.
+	// realServers is the number of their real servers, including draining ones. Source: agent.
 	// +optional
 	RealServers int32 `json:"realServers"`
 }
@@ -241,9 +232,7 @@ type SyncKind string
 
 // Kinds of sync.
 const (
-	// SyncFull read the kernel and compared everything.
-	SyncFull SyncKind = "Full"
-	// SyncPartial wrote changed Services only.
+	SyncFull    SyncKind = "Full"
 	SyncPartial SyncKind = "Partial"
 )
 
@@ -257,8 +246,8 @@ type SyncReport struct {
 	// +optional
 	DurationMilliseconds int64 `json:"durationMilliseconds"`
 
-	// kind is Full (read the kernel and compared everything) or Partial (changed Services
-	// only). Source: agent.
+	// kind is Full (everything was read and compared) or Partial (changed Services). Source:
+	// agent.
 	// +optional
 	Kind SyncKind `json:"kind,omitempty"`
 
@@ -304,8 +293,7 @@ type ConntrackReport struct {
 	// +optional
 	Entries int64 `json:"entries"`
 
-	// max is the actual table size, in connections, whatever the settings; 0 means unlimited.
-	// Source: agent.
+	// max is the actual table size, in connections; 0 means unlimited. Source: agent.
 	// +optional
 	Max int64 `json:"max"`
 
@@ -318,23 +306,21 @@ type ConntrackReport struct {
 	// +optional
 	Buckets int64 `json:"buckets"`
 
-	// insertFailed counts connections that could not be inserted since the node booted, mostly
-	// because another packet had inserted the same one. Source: agent.
+	// insertFailed counts connections that could not be inserted since boot, mostly because
+	// another packet had inserted the same one. Source: agent.
 	// +optional
 	InsertFailed int64 `json:"insertFailed"`
 
-	// drop counts packets dropped since the node booted because the table was full. Source:
-	// agent.
+	// drop counts packets dropped since boot because the table was full. Source: agent.
 	// +optional
 	Drop int64 `json:"drop"`
 
-	// earlyDrop counts unanswered connections evicted from a full table since the node booted.
-	// Source: agent.
+	// earlyDrop counts unanswered connections evicted from a full table since boot. Source:
+	// agent.
 	// +optional
 	EarlyDrop int64 `json:"earlyDrop"`
 
-	// flowsCleaned counts stale flows that the agent has removed since it started. Source:
-	// agent.
+	// flowsCleaned counts stale flows removed since the agent started. Source: agent.
 	// +optional
 	FlowsCleaned int64 `json:"flowsCleaned"`
 }
@@ -353,13 +339,11 @@ type AgentReport struct {
 	// +optional
 	Kernel string `json:"kernel,omitempty"`
 
-	// iptables is the version and variant of the node's iptables, such as 1.8.9 (nf_tables).
-	// Source: agent.
+	// iptables is iptables' version and variant, such as 1.8.9 (nf_tables). Source: agent.
 	// +optional
 	IPTables string `json:"iptables,omitempty"`
 
-	// formatVersions are the versions of rendered objects that the agent understands. Source:
-	// agent.
+	// formatVersions are the supported versions of rendered objects. Source: agent.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
@@ -407,6 +391,5 @@ type NodeProxyRules struct {
 type NodeProxyRulesList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	// items are the objects.
-	Items []NodeProxyRules `json:"items"`
+	Items           []NodeProxyRules `json:"items"`
 }

@@ -1,26 +1,23 @@
 package v1alpha1
 
-import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // ServiceProxyPolicySpec overrides how the selected Services are proxied.
 type ServiceProxyPolicySpec struct {
 	// priority is the number that ranks policies that set the same field of a Service: the
-	// highest wins; ties are broken by the lower name, never by age. It may be negative.
-	// Default: 0. Source: user.
+	// highest wins; ties go to the lower name. It may be negative. Default: 0. Source: user.
 	// +kubebuilder:validation:Minimum=-2147483648
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	Priority *int32 `json:"priority,omitempty"`
 
-	// namespaceSelector selects namespaces by their Namespace's labels; {} selects all and
-	// must be explicit. Source: user.
+	// namespaceSelector selects namespaces by label; {} selects all and must be explicit.
+	// Source: user.
 	// +required
 	NamespaceSelector LabelSelector `json:"namespaceSelector"`
 
-	// serviceSelector selects Services in these namespaces by label; {} selects all and must
-	// be explicit. Source: user.
+	// serviceSelector selects Services by label; {} selects all and must be explicit. Source:
+	// user.
 	// +required
 	ServiceSelector LabelSelector `json:"serviceSelector"`
 
@@ -33,9 +30,9 @@ type ServiceProxyPolicySpec struct {
 // ServiceOverrides replace fields of Services when rendered; the Services are not changed.
 type ServiceOverrides struct {
 	// loadBalancerSourceRanges are the client ranges allowed to use the load balancer's
-	// addresses, instead of the Service's. 0.0.0.0/0 and ::/0 lift a restriction. For Services
-	// of a type other than LoadBalancer it is Ineffective. Default: the Service's. Source:
-	// user.
+	// addresses, instead of the Service's. 0.0.0.0/0 and ::/0 lift a restriction. It is
+	// Ineffective for Services of a type other than LoadBalancer. Default: the Service's.
+	// Source: user.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=256
@@ -46,26 +43,26 @@ type ServiceOverrides struct {
 
 	// nodePorts Disabled stops programming node ports, except health check node ports; a load
 	// balancer that sends to node ports then no longer reaches the Service. Enabled keeps the
-	// Service's node ports despite weaker policies. Default: Enabled. Source: user.
+	// Service's node ports even if a policy of lower priority disables them. Default: Enabled. Source: user.
 	// +optional
 	NodePorts *Toggle `json:"nodePorts,omitempty"`
 
 	// externalIPs Disabled stops programming the Services' spec.externalIPs. Enabled keeps
-	// them despite weaker policies. Default: Enabled. Source: user.
+	// them even if a policy of lower priority disables them. Default: Enabled. Source: user.
 	// +optional
 	ExternalIPs *Toggle `json:"externalIPs,omitempty"`
 
-	// internalTrafficPolicy is Cluster or Local, for cluster IPs. Default: the Service's.
-	// Source: user.
+	// internalTrafficPolicy, for cluster IPs: Cluster or Local. Default: the Service's. Source:
+	// user.
 	// +optional
 	InternalTrafficPolicy *TrafficPolicy `json:"internalTrafficPolicy,omitempty"`
 
-	// externalTrafficPolicy is Cluster or Local, for node ports, external IPs and
-	// load-balancer IPs. Local is Ineffective for a Service of type LoadBalancer without
-	// healthCheckNodePort, whose load balancer would keep sending to nodes that drop the
-	// traffic, and for a Service without any external address or port. With Cluster a
-	// Service's healthCheckNodePort is still served, to let its load balancer find nodes.
-	// Default: the Service's. Source: user.
+	// externalTrafficPolicy is Cluster or Local, for node ports, external IPs and load-balancer
+	// IPs. Local is Ineffective for a Service of type LoadBalancer without healthCheckNodePort,
+	// whose load balancer would keep sending to nodes that drop the traffic, and for a Service
+	// without any external address or port. With Cluster, a Service's healthCheckNodePort is
+	// still served, so that its load balancer finds nodes. Default: the Service's. Source:
+	// user.
 	// +optional
 	ExternalTrafficPolicy *TrafficPolicy `json:"externalTrafficPolicy,omitempty"`
 
@@ -95,19 +92,19 @@ type SessionAffinityOverride struct {
 type ServiceProxyPolicyStatus struct {
 	// conditions: Ready is True if all selected Services are rendered with the overrides that
 	// result from all policies and no node rejects them because of that, or if no Service is
-	// selected. Accepted is False if the policy is not used at all; the message says why.
-	// Overridden is True while stronger policies, named in the message, set fields of this
-	// one. Ineffective is True while an override has no effect on a Service; the message says
-	// which and why. Stalled is present, and True, while Ready cannot become True without
-	// intervention. Source: controller.
+	// selected. Accepted is False if the policy is ignored; the message says why. Overridden is
+	// True while stronger policies, named in the message, set fields of this one. Ineffective
+	// is True while an override has no effect on a Service; the message says which and why.
+	// Stalled is True if Ready cannot become True without intervention, and otherwise absent.
+	// Source: controller.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// observedGeneration is the metadata.generation that this status describes; -1 until the
-	// controller has seen the object. Source: controller.
+	// observedGeneration is the metadata.generation that this status describes, or -1 if the
+	// controller has not seen the object. Source: controller.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
@@ -115,13 +112,11 @@ type ServiceProxyPolicyStatus struct {
 	// +optional
 	Services int32 `json:"services"`
 
-	// applied is the number of them that are rendered with the overrides that result from all
-	// policies. Source: controller, from ServiceProxyRules.
+	// applied is the number of them with the current overrides. Source: controller.
 	// +optional
 	Applied int32 `json:"applied"`
 
-	// ineffective is the number of them on which an override of this policy has no effect.
-	// Source: controller.
+	// ineffective is the number of them on which an override has no effect. Source: controller.
 	// +optional
 	Ineffective int32 `json:"ineffective"`
 
@@ -147,7 +142,7 @@ type ServiceExample struct {
 	// +required
 	Reason string `json:"reason"`
 
-	// message is the human-readable explanation. Source: controller.
+	// message explains the reason. Source: controller.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
@@ -187,6 +182,5 @@ type ServiceProxyPolicy struct {
 type ServiceProxyPolicyList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	// items are the objects.
-	Items []ServiceProxyPolicy `json:"items"`
+	Items           []ServiceProxyPolicy `json:"items"`
 }

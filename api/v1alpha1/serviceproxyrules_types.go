@@ -1,8 +1,6 @@
 package v1alpha1
 
-import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // TrafficPolicy selects the endpoints that receive traffic.
 // +kubebuilder:validation:Enum=Cluster;Local
@@ -10,10 +8,8 @@ type TrafficPolicy string
 
 // Traffic policies.
 const (
-	// TrafficPolicyCluster uses endpoints on all nodes.
 	TrafficPolicyCluster TrafficPolicy = "Cluster"
-	// TrafficPolicyLocal uses endpoints on the node that handles the traffic.
-	TrafficPolicyLocal TrafficPolicy = "Local"
+	TrafficPolicyLocal   TrafficPolicy = "Local"
 )
 
 // EndpointState is how usable an endpoint is.
@@ -22,10 +18,7 @@ type EndpointState string
 
 // Endpoint states.
 const (
-	// EndpointReady endpoints accept new connections.
-	EndpointReady EndpointState = "Ready"
-	// EndpointTerminating endpoints are not ready, but serving and terminating: they receive
-	// new connections only if no endpoint is ready.
+	EndpointReady       EndpointState = "Ready"
 	EndpointTerminating EndpointState = "Terminating"
 )
 
@@ -35,16 +28,12 @@ type Protocol string
 
 // Protocols.
 const (
-	// ProtocolTCP is TCP.
-	ProtocolTCP Protocol = "TCP"
-	// ProtocolUDP is UDP.
-	ProtocolUDP Protocol = "UDP"
-	// ProtocolSCTP is SCTP.
+	ProtocolTCP  Protocol = "TCP"
+	ProtocolUDP  Protocol = "UDP"
 	ProtocolSCTP Protocol = "SCTP"
 )
 
-// ServiceProxyRulesSpec is a Service and the state of its endpoints, the same for all nodes.
-// The controller reverts manual edits.
+// ServiceProxyRulesSpec is a Service and its endpoints. The controller reverts manual edits.
 type ServiceProxyRulesSpec struct {
 	// formatVersion is the version of this object's format. An agent that does not know it
 	// leaves its rules unchanged. Source: controller.
@@ -58,9 +47,9 @@ type ServiceProxyRulesSpec struct {
 	Released bool `json:"released"`
 
 	// serviceCreated is when the Service was created. If two Services claim the same address
-	// and port, the Service that has it as its cluster IP wins, then the one that has it as
-	// its node port on a Node's address, then the older one, then the lower name. Default:
-	// unknown, and younger than any other. Source: the Service's metadata.creationTimestamp.
+	// and port, the winner is the Service whose cluster IP it is, then the one whose node port
+	// it is on a Node's address, then a live one, then the older one, then the lower name.
+	// Default: treated as the newest. Source: the Service's metadata.creationTimestamp.
 	// +optional
 	ServiceCreated metav1.Time `json:"serviceCreated,omitzero"`
 
@@ -85,14 +74,14 @@ type ServiceProxyRulesSpec struct {
 	LoadBalancerIPs []string `json:"loadBalancerIPs,omitempty"`
 
 	// nodeAddresses are those externalIPs and loadBalancerIPs that are also Node addresses, in
-	// canonical form. On these another Service's node port wins, and a node in mode IPVS
-	// programs only its own. Default: none. Source: the Nodes' status.addresses.
+	// canonical form. There another Service's node port wins, and a node in mode IPVS programs
+	// only its own. Default: none. Source: the Nodes' status.addresses.
 	// +optional
 	// +listType=atomic
 	NodeAddresses []string `json:"nodeAddresses,omitempty"`
 
-	// skippedAddresses are the Service's external and load-balancer IPs that no node programs,
-	// because no Service may use them. Default: none. Source: controller.
+	// skippedAddresses are the Service's external and load-balancer IPs that no Service may
+	// use, so that no node programs them. Default: none. Source: controller.
 	// +optional
 	// +listType=atomic
 	SkippedAddresses []SkippedAddress `json:"skippedAddresses,omitempty"`
@@ -126,8 +115,7 @@ type ServiceProxyRulesSpec struct {
 	// +optional
 	HealthCheckNodePort int32 `json:"healthCheckNodePort,omitempty"`
 
-	// ipvsScheduler is the Service's IPVS scheduler. Default: the node's. Source: a
-	// ServiceProxyPolicy.
+	// ipvsScheduler of the Service. Default: the node's. Source: a ServiceProxyPolicy.
 	// +optional
 	IPVSScheduler string `json:"ipvsScheduler,omitempty"`
 
@@ -137,22 +125,22 @@ type ServiceProxyRulesSpec struct {
 	// +listType=atomic
 	Policies []string `json:"policies,omitempty"`
 
-	// policySummary lists policies, separated by commas, for printing only. Default: none.
-	// Source: policies.
+	// policySummary is policies, comma-separated, for printing. Default: none. Source:
+	// policies.
 	// +optional
 	PolicySummary string `json:"policySummary,omitempty"`
 
-	// clusterIP is the first cluster IP, for printing only. Default: none. Source: clusterIPs.
+	// clusterIP is the first cluster IP, for printing. Default: none. Source: clusterIPs.
 	// +optional
 	ClusterIP string `json:"clusterIP,omitempty"`
 
-	// portSummary lists the ports as port:nodePort/protocol, for printing only. Default: none.
-	// Source: ports.
+	// portSummary is each port as port:nodePort/protocol, for printing. Default: none. Source:
+	// ports.
 	// +optional
 	PortSummary string `json:"portSummary,omitempty"`
 
-	// endpointCount is the number of distinct endpoints of all ports, for printing only.
-	// Default: 0. Source: ports.
+	// endpointCount is the number of distinct endpoints, for printing. Default: 0. Source:
+	// ports.
 	// +optional
 	EndpointCount int32 `json:"endpointCount"`
 
@@ -194,8 +182,7 @@ type ServicePort struct {
 	// +required
 	Protocol Protocol `json:"protocol"`
 
-	// port is the port on cluster, external and load-balancer IPs. Source: the Service's
-	// spec.ports.
+	// port on cluster, external and load-balancer IPs. Source: the Service's spec.ports.
 	// +required
 	Port int32 `json:"port"`
 
@@ -204,8 +191,8 @@ type ServicePort struct {
 	// +optional
 	NodePort int32 `json:"nodePort,omitempty"`
 
-	// endpoints are the usable endpoints, each once, grouped by state and hints. Groups and
-	// addresses are sorted. Default: none. Source: the EndpointSlices.
+	// endpoints are the usable endpoints, each once, grouped by state and hints, sorted.
+	// Default: none. Source: the EndpointSlices.
 	// +optional
 	// +listType=atomic
 	Endpoints []EndpointGroup `json:"endpoints,omitempty"`
@@ -213,19 +200,17 @@ type ServicePort struct {
 
 // EndpointGroup is a set of endpoints with the same state and hints.
 type EndpointGroup struct {
-	// state is Ready, or Terminating (not ready, but serving and terminating). Source: the
-	// endpoint's conditions.
+	// state is Ready, or Terminating (not ready, but serving and terminating: used only if no
+	// endpoint is ready). Source: the endpoint's conditions.
 	// +required
 	State EndpointState `json:"state"`
 
-	// zones are the zones for which the endpoints are hinted, sorted. Default: none. Source:
-	// hints.forZones.
+	// zones in the topology hints of the endpoints, sorted. Default: none. Source: hints.forZones.
 	// +optional
 	// +listType=atomic
 	Zones []string `json:"zones,omitempty"`
 
-	// nodes are the Nodes for which the endpoints are hinted, sorted. Default: none. Source:
-	// hints.forNodes.
+	// nodes in the topology hints of the endpoints, sorted. Default: none. Source: hints.forNodes.
 	// +optional
 	// +listType=atomic
 	Nodes []string `json:"nodes,omitempty"`
@@ -236,8 +221,8 @@ type EndpointGroup struct {
 	Addresses []string `json:"addresses"`
 }
 
-// ServiceProxyRules is all that nodes need to know about one Service. The controller renders
-// it from the Service, its EndpointSlices and policies; every agent programs it. Its name is
+// ServiceProxyRules is all that nodes need to know about one Service. The controller renders it
+// from the Service, its EndpointSlices and policies; every agent programs it. It is named
 // <namespace>.<service>.
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="nodeproxy.io/schema-revision=3"
@@ -263,6 +248,5 @@ type ServiceProxyRules struct {
 type ServiceProxyRulesList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	// items are the objects.
-	Items []ServiceProxyRules `json:"items"`
+	Items           []ServiceProxyRules `json:"items"`
 }

@@ -6,21 +6,17 @@ type ProxyMode string
 
 // Proxy modes.
 const (
-	// ModeIPTables programs nat and filter rules, as kube-proxy's iptables mode does.
 	ModeIPTables ProxyMode = "IPTables"
-	// ModeIPVS programs IPVS virtual servers, as kube-proxy's ipvs mode does.
-	ModeIPVS ProxyMode = "IPVS"
+	ModeIPVS     ProxyMode = "IPVS"
 )
 
-// FallbackMode is what runs when the kernel does not support the desired mode.
+// FallbackMode is what runs if the kernel does not support the desired mode.
 // +kubebuilder:validation:Enum=None;IPTables
 type FallbackMode string
 
 // Fallback modes.
 const (
-	// FallbackNone leaves the node's rules unchanged and reports Accepted False.
-	FallbackNone FallbackMode = "None"
-	// FallbackIPTables runs IPTables and reports ModeFallback.
+	FallbackNone     FallbackMode = "None"
 	FallbackIPTables FallbackMode = "IPTables"
 )
 
@@ -30,11 +26,8 @@ type Enforcement string
 
 // Enforcements.
 const (
-	// Enforce programs the kernel.
 	Enforce Enforcement = "Enforce"
-	// Audit compares the kernel with the desired rules and reports the difference; it writes
-	// nothing.
-	Audit Enforcement = "Audit"
+	Audit   Enforcement = "Audit"
 )
 
 // DetectLocalMode is a way to detect traffic from local pods.
@@ -43,17 +36,11 @@ type DetectLocalMode string
 
 // Ways to detect traffic from local pods.
 const (
-	// DetectLocalClusterCIDR matches sources in clusterCIDRs.
-	DetectLocalClusterCIDR DetectLocalMode = "ClusterCIDR"
-	// DetectLocalNodeCIDR matches sources in the Node's podCIDRs.
-	DetectLocalNodeCIDR DetectLocalMode = "NodeCIDR"
-	// DetectLocalBridgeInterface matches traffic that enters through one bridge.
-	DetectLocalBridgeInterface DetectLocalMode = "BridgeInterface"
-	// DetectLocalInterfaceNamePrefix matches traffic that enters through interfaces with a
-	// name prefix.
+	DetectLocalClusterCIDR         DetectLocalMode = "ClusterCIDR"
+	DetectLocalNodeCIDR            DetectLocalMode = "NodeCIDR"
+	DetectLocalBridgeInterface     DetectLocalMode = "BridgeInterface"
 	DetectLocalInterfaceNamePrefix DetectLocalMode = "InterfaceNamePrefix"
-	// DetectLocalNone matches nothing.
-	DetectLocalNone DetectLocalMode = "None"
+	DetectLocalNone                DetectLocalMode = "None"
 )
 
 // NodePortAddressMode selects the node addresses that serve NodePorts.
@@ -62,12 +49,9 @@ type NodePortAddressMode string
 
 // Node addresses that serve NodePorts.
 const (
-	// NodePortsAll serves NodePorts on every local address.
-	NodePortsAll NodePortAddressMode = "All"
-	// NodePortsPrimary serves them on the Node's first address of each IP family.
+	NodePortsAll     NodePortAddressMode = "All"
 	NodePortsPrimary NodePortAddressMode = "Primary"
-	// NodePortsCIDRs serves them on local addresses in the given CIDRs.
-	NodePortsCIDRs NodePortAddressMode = "CIDRs"
+	NodePortsCIDRs   NodePortAddressMode = "CIDRs"
 )
 
 // Toggle enables or disables one behavior.
@@ -76,9 +60,7 @@ type Toggle string
 
 // Toggle values.
 const (
-	// Enabled turns the behavior on.
-	Enabled Toggle = "Enabled"
-	// Disabled turns the behavior off.
+	Enabled  Toggle = "Enabled"
 	Disabled Toggle = "Disabled"
 )
 
@@ -87,23 +69,20 @@ const (
 // gives a reason.
 type ProxySettings struct {
 	// mode is the kernel facility that proxies Services: IPTables or IPVS. Choose IPVS only to
-	// keep an existing setup running: Kubernetes retires kube-proxy's ipvs mode (off by
-	// default in 1.40, removed in 1.43). Default: IPTables. Same as kube-proxy's mode. Source:
-	// user.
+	// keep an existing setup running: Kubernetes is retiring that mode (off by default in 1.40,
+	// removed in 1.43). Default: IPTables. Same as kube-proxy's mode. Source: user.
 	// +optional
 	Mode *ProxyMode `json:"mode,omitempty"`
 
-	// fallback is what runs when the kernel lacks the desired mode or its IPVS scheduler: None
-	// (leave the node's rules unchanged and report Accepted False) or IPTables (run it and
-	// report ModeFallback). The agent checks again at each verification. Default: None.
-	// Source: user.
+	// fallback is what runs if the kernel lacks the desired mode or its IPVS scheduler: None
+	// (the node's rules remain unchanged and Accepted becomes False) or IPTables (reported as
+	// ModeFallback). The agent checks again at each verification. Default: None. Source: user.
 	// +optional
 	Fallback *FallbackMode `json:"fallback,omitempty"`
 
 	// enforcement is Enforce (program the kernel) or Audit (only compare the kernel with the
-	// desired rules and report the difference). Audit leaves existing rules in place, but they
-	// become stale unless another proxy, such as kube-proxy, maintains them. Default: Enforce.
-	// Source: user.
+	// desired rules and report the difference). With Audit, existing rules become stale unless
+	// another proxy, such as kube-proxy, maintains them. Default: Enforce. Source: user.
 	// +optional
 	Enforcement *Enforcement `json:"enforcement,omitempty"`
 
@@ -128,20 +107,20 @@ type ProxySettings struct {
 	// +optional
 	IPVS *IPVSSettings `json:"ipvs,omitempty"`
 
-	// sync is how often the agent writes to and verifies the kernel. Source: user.
+	// sync is how often the agent writes to the kernel and verifies it. Source: user.
 	// +optional
 	Sync *SyncSettings `json:"sync,omitempty"`
 
-	// conntrack configures the kernel's connection tracking table. The agent corrects
-	// differing values at startup, when settings change and at each verification; the message
-	// of the condition Programmed lists those that it cannot write. Source: user.
+	// conntrack configures the kernel's connection tracking table. The agent corrects values at
+	// startup, when settings change and at each verification; the message of the condition
+	// Programmed lists those that it cannot write. Source: user.
 	// +optional
 	Conntrack *ConntrackSettings `json:"conntrack,omitempty"`
 }
 
-// WrittenSettings are ProxySettings as the user writes them, in a NodeProxy or
-// NodeProxyPolicy: the API server rejects invalid values and names the field. Rendered objects
-// use ProxySettings, which has only a structural schema.
+// WrittenSettings are ProxySettings as users write them, in a NodeProxy or NodeProxyPolicy: the
+// API server denies invalid values and names the field. Rendered objects use ProxySettings,
+// which has only a structural schema.
 // +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || !has(self.detectLocal.clusterCIDRs) || self.detectLocal.clusterCIDRs.all(c, isCIDR(c))`,message=`settings.detectLocal.clusterCIDRs must contain CIDRs such as 10.244.0.0/16 or fd00:10:244::/56`
 // +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || !has(self.detectLocal.clusterCIDRs) || self.detectLocal.clusterCIDRs.exists_one(c, isCIDR(c) && cidr(c).ip().family() == 4) || self.detectLocal.clusterCIDRs.size() < 2 || self.detectLocal.clusterCIDRs.exists(c, !isCIDR(c))`,message=`settings.detectLocal.clusterCIDRs must contain at most one CIDR per IP family`
 // +kubebuilder:validation:XValidation:fieldPath=".detectLocal.clusterCIDRs",rule=`!has(self.detectLocal) || !has(self.detectLocal.clusterCIDRs) || self.detectLocal.clusterCIDRs.all(c, !isCIDR(c) || cidr(c).prefixLength() > 0)`,message=`settings.detectLocal.clusterCIDRs must not contain 0.0.0.0/0 or ::/0, which would treat every client as a pod: set the pods' actual ranges, or mode None with settings.masquerade.all Enabled`
@@ -173,19 +152,20 @@ type ProxySettings struct {
 // +kubebuilder:validation:XValidation:fieldPath=".conntrack.udpStreamTimeoutSeconds",rule=`self.?conntrack.?udpStreamTimeoutSeconds.orValue(0) >= 0`,message=`settings.conntrack.udpStreamTimeoutSeconds must be 0 or more; 0 leaves the timeout unchanged`
 type WrittenSettings ProxySettings
 
-// DetectLocalSettings is a union: mode selects the member to set.
+// DetectLocalSettings is a union: mode selects the field to set.
 type DetectLocalSettings struct {
-	// mode is how traffic from local pods is detected: ClusterCIDR, NodeCIDR, BridgeInterface,
-	// InterfaceNamePrefix or None. Required with detectLocal. An IP family without a range
-	// (NodeCIDR: without one in the Node's podCIDRs) uses None, and the message of the
-	// condition Programmed says so. Same as kube-proxy's detectLocalMode; None is kube-proxy
-	// without a usable detector. Source: user.
+	// mode is how traffic from local pods is detected: ClusterCIDR (its source is in
+	// clusterCIDRs), NodeCIDR (in the Node's podCIDRs), BridgeInterface (it enters through
+	// interface), InterfaceNamePrefix (through an interface with this prefix) or None (never).
+	// Required with detectLocal. An IP family without a range uses None, and the message of the
+	// condition Programmed says so. Same as kube-proxy's detectLocalMode; with
+	// None, as with a mode that kube-proxy cannot use, no traffic counts as that of pods. Source: user.
 	// +required
 	Mode DetectLocalMode `json:"mode"`
 
 	// clusterCIDRs are the ranges of all pods in the cluster, at most one per IP family.
-	// Required with mode ClusterCIDR, invalid with others. Host bits are ignored:
-	// 10.244.1.5/16 is 10.244.0.0/16. Same as kube-proxy's clusterCIDR. Source: user.
+	// Required with mode ClusterCIDR, invalid with others. Host bits are ignored: 10.244.1.5/16
+	// is 10.244.0.0/16. Same as kube-proxy's clusterCIDR. Source: user.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
@@ -211,31 +191,31 @@ type DetectLocalSettings struct {
 type NodePortSettings struct {
 	// addressMode is All (every local address), Primary (the Node's first address of each IP
 	// family) or CIDRs (local addresses in cidrs). If the Node has no address of a family,
-	// Primary acts as All for it, and the message of the condition Programmed says so.
-	// Default: All. Same as kube-proxy's nodePortAddresses, but follows address changes
-	// without a restart. Source: user.
+	// Primary acts as All for it, and the message of the condition Programmed says so. Default:
+	// All. Same as kube-proxy's nodePortAddresses, but follows address changes without a
+	// restart. Source: user.
 	// +optional
 	AddressMode *NodePortAddressMode `json:"addressMode,omitempty"`
 
 	// cidrs are the ranges of local addresses that serve NodePorts. Required with addressMode
-	// CIDRs, invalid with others. Host bits are ignored. A family without a range uses all its
-	// addresses. Same as kube-proxy's nodePortAddresses. Source: user.
+	// CIDRs, invalid with others. Host bits are ignored. An IP family without a range uses all
+	// its addresses. Same as kube-proxy's nodePortAddresses. Source: user.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=64
 	CIDRs []string `json:"cidrs,omitempty"`
 
-	// localhost is whether IPv4 NodePorts are served on 127.0.0.1 in mode IPTables: Enabled or
-	// Disabled. If Enabled, the agent sets the sysctl net.ipv4.conf.all.route_localnet.
-	// Default: Enabled. Same as kube-proxy's iptables.localhostNodePorts. Source: user.
+	// localhost is whether IPv4 NodePorts are served on 127.0.0.1 in mode IPTables: Enabled
+	// (sets the sysctl net.ipv4.conf.all.route_localnet) or Disabled. Default: Enabled. Same as
+	// kube-proxy's iptables.localhostNodePorts. Source: user.
 	// +optional
 	Localhost *Toggle `json:"localhost,omitempty"`
 }
 
 // MasqueradeSettings configure source address translation.
 type MasqueradeSettings struct {
-	// all is whether all traffic to cluster IPs is masqueraded, including that from pods:
+	// all is whether all traffic to cluster IPs, including that from pods, is masqueraded:
 	// Enabled or Disabled. Default: Disabled. Same as kube-proxy's iptables.masqueradeAll.
 	// Source: user.
 	// +optional
@@ -249,21 +229,20 @@ type MasqueradeSettings struct {
 
 // IPVSSettings apply in mode IPVS only.
 type IPVSSettings struct {
-	// scheduler is the kernel's name of the algorithm that picks an endpoint: rr, wrr, lc,
-	// wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh or twos. The node needs its kernel
-	// module, such as ip_vs_rr. Default: rr. Same as kube-proxy's ipvs.scheduler. Source:
-	// user.
+	// scheduler is the algorithm that picks an endpoint, by the kernel's name: rr, wrr, lc,
+	// wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh or twos. The node needs its kernel module,
+	// such as ip_vs_rr. Default: rr. Same as kube-proxy's ipvs.scheduler. Source: user.
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	Scheduler *string `json:"scheduler,omitempty"`
 
-	// strictARP is whether the node answers ARP only for addresses of its real interfaces,
-	// through the sysctls arp_ignore and arp_announce: Enabled or Disabled. Default: Disabled.
+	// strictARP is whether the node answers ARP only for addresses of its real interfaces:
+	// Enabled (sets the sysctls arp_ignore and arp_announce) or Disabled. Default: Disabled.
 	// Same as kube-proxy's ipvs.strictARP. Source: user.
 	// +optional
 	StrictARP *Toggle `json:"strictARP,omitempty"`
 
-	// excludeCIDRs are address ranges whose virtual servers are left alone. Host bits are
+	// excludeCIDRs are address ranges in which virtual servers are left alone. Host bits are
 	// ignored. Default: none. Same as kube-proxy's ipvs.excludeCIDRs. Source: user.
 	// +optional
 	// +listType=atomic
@@ -272,34 +251,32 @@ type IPVSSettings struct {
 	ExcludeCIDRs []string `json:"excludeCIDRs,omitempty"`
 
 	// tcpTimeoutSeconds is how long an idle TCP session is tracked, in seconds; 0 leaves the
-	// kernel's value unchanged. Default: 0. Same as kube-proxy's ipvs.tcpTimeout. Source:
-	// user.
+	// kernel's value. Default: 0. Same as kube-proxy's ipvs.tcpTimeout. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	TCPTimeoutSeconds *int32 `json:"tcpTimeoutSeconds,omitempty"`
 
 	// tcpFinTimeoutSeconds is how long a TCP session is tracked after a FIN, in seconds; 0
-	// leaves the kernel's value unchanged. Default: 0. Same as kube-proxy's
-	// ipvs.tcpFinTimeout. Source: user.
+	// leaves the kernel's value. Default: 0. Same as kube-proxy's ipvs.tcpFinTimeout. Source:
+	// user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	TCPFinTimeoutSeconds *int32 `json:"tcpFinTimeoutSeconds,omitempty"`
 
 	// udpTimeoutSeconds is how long a UDP flow is tracked, in seconds; 0 leaves the kernel's
-	// value unchanged. Default: 0. Same as kube-proxy's ipvs.udpTimeout. Source: user.
+	// value. Default: 0. Same as kube-proxy's ipvs.udpTimeout. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	UDPTimeoutSeconds *int32 `json:"udpTimeoutSeconds,omitempty"`
 }
 
-// SyncSettings are how often the agent writes to and verifies the kernel.
+// SyncSettings are how often the agent writes to the kernel and verifies it.
 type SyncSettings struct {
-	// minIntervalMilliseconds is the minimum pause between the end of one write to the kernel
-	// and the start of the next, in milliseconds. The first change after a pause is written at
-	// once. After a write of more than 25 ms, as with very many rules, the pause is longer, up
-	// to 1.5 s. Small changes do not wait for a large write's pause; theirs counts from its
-	// start. Default: 250. Corresponds to kube-proxy's minSyncPeriod (1 s there). Source:
-	// user.
+	// minIntervalMilliseconds is the minimum pause between two writes to the kernel, in
+	// milliseconds. The first change after a pause is written at once. After a write of more
+	// than 25 ms, as with very many rules, the pause is longer, up to 1.5 s; small changes do
+	// not wait that long. Default: 250. Corresponds to kube-proxy's minSyncPeriod (1 s there).
+	// Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	MinIntervalMilliseconds *int32 `json:"minIntervalMilliseconds,omitempty"`
@@ -317,14 +294,15 @@ type SyncSettings struct {
 type ConntrackSettings struct {
 	// maxPerCore is the table size per CPU core, in connections; 0 leaves it unchanged. The
 	// total is capped at 1048576, and the hash table gets at least a quarter as many buckets.
-	// The table is not shrunk if that would fill it to 80 % or more. Needs the host's network
-	// namespace. Default: 32768. Same as kube-proxy's conntrack.maxPerCore. Source: user.
+	// The table is not shrunk if that would fill it to 80 % or more. Requires the host's
+	// network namespace. Default: 32768. Same as kube-proxy's conntrack.maxPerCore. Source:
+	// user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	MaxPerCore *int32 `json:"maxPerCore,omitempty"`
 
-	// min is the minimum table size, in connections, regardless of the number of cores.
-	// Ignored if maxPerCore is 0 or alone gives more than 1048576. Default: 131072. Same as
+	// min is the minimum table size, in connections, regardless of the number of cores. Ignored
+	// if maxPerCore is 0 or alone gives more than 1048576. Default: 131072. Same as
 	// kube-proxy's conntrack.min. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
@@ -356,10 +334,10 @@ type ConntrackSettings struct {
 	// +optional
 	UDPStreamTimeoutSeconds *int32 `json:"udpStreamTimeoutSeconds,omitempty"`
 
-	// tcpBeLiberal is whether TCP packets outside the window are accepted instead of
-	// considered invalid: Enabled (sets the sysctl nf_conntrack_tcp_be_liberal) or Disabled
-	// (leaves it unchanged). While the sysctl is on, no rule drops invalid packets. Default:
-	// Disabled. Same as kube-proxy's conntrack.tcpBeLiberal. Source: user.
+	// tcpBeLiberal is whether TCP packets outside the window are accepted instead of considered
+	// invalid: Enabled (sets the sysctl nf_conntrack_tcp_be_liberal) or Disabled (leaves it
+	// unchanged). While the sysctl is on, no rule drops invalid packets. Default: Disabled.
+	// Same as kube-proxy's conntrack.tcpBeLiberal. Source: user.
 	// +optional
 	TCPBeLiberal *Toggle `json:"tcpBeLiberal,omitempty"`
 }

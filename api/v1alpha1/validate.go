@@ -15,11 +15,15 @@ var interfaceNames = regexp.MustCompile(`^[A-Za-z0-9_.@-]+$`)
 // minVerifySeconds is the minimum interval between verifications of the kernel.
 const minVerifySeconds = 5
 
+// IPVSSchedulers returns Linux's IPVS schedulers, by the kernel's names.
+func IPVSSchedulers() []string {
+	return []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos"}
+}
+
 // ValidateSettings checks complete settings, as returned by CompleteSettings, and names each
-// invalid field below spec.settings. The API server rejects most mistakes itself. This check
-// covers the rest: objects stored before a rule existed, settings that are invalid only in
-// combination, and manual edits of rendered objects. The controller renders, and agents
-// accept, only settings that pass.
+// invalid field below spec.settings. It covers what the API server cannot reject: objects
+// stored before a rule existed, settings that are invalid only in combination, and manual edits
+// of rendered objects. The controller renders, and agents accept, only settings that pass.
 func ValidateSettings(s *ProxySettings) field.ErrorList {
 	v := &validator{}
 	root := field.NewPath("spec", "settings")
@@ -107,8 +111,7 @@ func (v *validator) detectLocal(at *field.Path, d *DetectLocalSettings) {
 	v.interfaceName(at.Child("interfaceNamePrefix"), d.InterfaceNamePrefix, 14)
 }
 
-// interfaceName checks that Linux accepts a name, or a prefix that leaves space for the rest,
-// as that of an interface.
+// interfaceName checks that Linux accepts the name, or a prefix of names, of an interface.
 func (v *validator) interfaceName(at *field.Path, name *string, longest int) {
 	if name != nil && (len(*name) > longest || !interfaceNames.MatchString(*name)) {
 		v.invalid(at, *name, "must be 1 to %d letters, digits and _ . @ - only", longest)

@@ -21,7 +21,7 @@ func TestClock(t *testing.T) {
 	for _, args := range []string{"status", "diff node-1", "rules node-1"} {
 		right, wrong := shown(t, kubeconfig, state.Now, strings.Fields(args)...), shown(t, kubeconfig, hourAhead, strings.Fields(args)...)
 		if wrong != right {
-			t.Errorf("with a clock that is an hour ahead:\n%s\nand else\n%s", wrong, right)
+			t.Errorf("with a clock that is an hour ahead:\n%s\notherwise\n%s", wrong, right)
 		}
 	}
 	if got := shown(t, kubeconfig, hourAhead, "doctor"); !strings.Contains(got, "  the clock of this machine is 60m ahead of the API server's") {

@@ -81,7 +81,7 @@ func TestVersion(t *testing.T) {
 	const want = "kubectl nodeproxy version v0.1.0\n"
 	for _, args := range [][]string{{"version"}, {"--version"}} {
 		if out, errs, status := execute(t, atNoTime, args...); out != want || errs != "" || status != 0 {
-			t.Errorf("%q: exit code %d, printed %q, said %q", args, status, out, errs)
+			t.Errorf("%q: exit code %d, stdout %q, stderr %q", args, status, out, errs)
 		}
 	}
 }

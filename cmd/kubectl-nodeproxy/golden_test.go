@@ -91,10 +91,10 @@ func shown(t *testing.T, kubeconfig string, now time.Time, args ...string) strin
 	t.Helper()
 	out, errs, status := execute(t, now, append(args, "--kubeconfig="+kubeconfig)...)
 	if status == command.ExitError && out != "" {
-		t.Errorf("%s: with an error this is printed, too:\n%s", strings.Join(args, " "), out)
+		t.Errorf("%s: printed besides an error:\n%s", strings.Join(args, " "), out)
 	}
 	if status == command.ExitError && strings.Count(errs, "\n") != 1 {
-		t.Errorf("%s: an error is one line: %q", strings.Join(args, " "), errs)
+		t.Errorf("%s: the error is not one line: %q", strings.Join(args, " "), errs)
 	}
 	text := fmt.Sprintf("$ kubectl nodeproxy %s\n%s%s", strings.Join(args, " "), out, errs)
 	if status != command.ExitOK {
@@ -150,6 +150,6 @@ func compare(t *testing.T, path, got string) {
 		t.Fatalf("no golden: go test ./cmd/kubectl-nodeproxy -update writes it; review it: %v", err)
 	}
 	if got != string(want) {
-		t.Errorf("%s differs; it should be\n%s\nand is\n%s", path, want, got)
+		t.Errorf("%s differs: want\n%s\ngot\n%s", path, want, got)
 	}
 }

@@ -12,6 +12,6 @@ func TestNoKubeconfig(t *testing.T) {
 	t.Setenv("KUBECONFIG", "")
 	out, errs, status := execute(t, atNoTime, "status")
 	if want := "error: " + cluster.ErrNoKubeconfig.Error() + "\n"; out != "" || errs != want || status != 2 {
-		t.Errorf("exit code %d, printed %q, said %q", status, out, errs)
+		t.Errorf("exit code %d, stdout %q, stderr %q", status, out, errs)
 	}
 }

@@ -19,6 +19,6 @@ func TestUnrenderedWithoutPermission(t *testing.T) {
 	const want = "error: --to: no Service shop/headless is proxied, and there is no such pod (kubectl get serviceproxyrules lists the proxied Services)\n"
 	out, errs, status := execute(t, state.Now, "trace", "--from=shop/web-1", "--to=shop/headless:80", "--kubeconfig="+writeKubeconfig(t, state.Serve(t)))
 	if out != "" || errs != want || status != 2 {
-		t.Errorf("exit code %d, printed %q, said\n%q, and not\n%q", status, out, errs, want)
+		t.Errorf("exit code %d, stdout %q, stderr\n%q, want\n%q", status, out, errs, want)
 	}
 }

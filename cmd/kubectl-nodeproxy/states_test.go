@@ -31,7 +31,7 @@ func TestStatesAreCompact(t *testing.T) {
 	for name := range all {
 		got, want := read(t, filepath.Join(states, name+".yaml")), read(t, filepath.Join(again, name+".yaml"))
 		if !bytes.Equal(got, want) {
-			t.Errorf("%s is not in the shortest form: go run ./test/recorded/cmd/compact -to cmd/kubectl-nodeproxy/testdata/states", name)
+			t.Errorf("%s is not compact: go run ./test/recorded/cmd/compact -to cmd/kubectl-nodeproxy/testdata/states", name)
 		}
 		for line := range strings.Lines(string(got)) {
 			if len(line) > mostColumns {

@@ -24,7 +24,7 @@ func TestUnreachable(t *testing.T) {
 			t.Parallel()
 			out, errs, status := execute(t, atNoTime, tt.args...)
 			if out != "" || errs != tt.want || status != 2 {
-				t.Errorf("exit code %d, printed %q, said\n%q, and not\n%q", status, out, errs, tt.want)
+				t.Errorf("exit code %d, stdout %q, stderr\n%q, want\n%q", status, out, errs, tt.want)
 			}
 		})
 	}
@@ -53,7 +53,7 @@ func TestNoAnswer(t *testing.T) {
 			t.Cleanup(server.CloseClientConnections)
 			out, errs, status := execute(t, atNoTime, "status", "--kubeconfig="+writeKubeconfig(t, server.URL), "--request-timeout=200ms")
 			if want := strings.ReplaceAll(tt.want, "SERVER", server.URL); out != "" || errs != want || status != 2 {
-				t.Errorf("exit code %d, printed %q, said\n%q, and not\n%q", status, out, errs, want)
+				t.Errorf("exit code %d, stdout %q, stderr\n%q, want\n%q", status, out, errs, want)
 			}
 		})
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
@@ -95,7 +96,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 		return printVirtualServers(os.Stdout, "/proc")
 	}
 	if o.ipsets {
-		return printIPSets(os.Stdout, func(f dataplane.Family) setReader { return ipvs.NewKernel(f, ipvs.KernelOptions{}) })
+		return printIPSets(os.Stdout, func(f dataplane.Family) setReader { return ipvs.NewKernel(f, "") })
 	}
 	variant, err := variantOf(o.iptables)
 	if err != nil {
@@ -199,4 +200,16 @@ func kernelRelease() string {
 		return ""
 	}
 	return unix.ByteSliceToString(name.Release[:])
+}
+
+// variantOf parses the flag --iptables-variant. Empty: any.
+func variantOf(flag string) (iptables.Variant, error) {
+	switch v := iptables.Variant(flag); v {
+	case "auto":
+		return "", nil
+	case iptables.NFTables, iptables.Legacy:
+		return v, nil
+	default:
+		return "", fmt.Errorf("--iptables-variant %q: unknown; use auto, nf_tables or legacy", flag)
+	}
 }

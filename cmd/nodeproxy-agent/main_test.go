@@ -24,7 +24,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &options{
-		api: connect.Options{APIServers: connect.URLs{"https://a:1", "https://b:2"}}, namespace: "nodeproxy-system", nodeName: "node-1",
+		api: connect.Options{APIServers: []string{"https://a:1", "https://b:2"}}, namespace: "nodeproxy-system", nodeName: "node-1",
 		stateDir: "/var/lib/nodeproxy", sysctlFolder: "/proc/sys", proxyHealth: "0.0.0.0:10256", metrics: "127.0.0.1:10249", healthProbe: "127.0.0.1:19256", iptables: "auto", logVerbosity: 2,
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(options{})); diff != "" {

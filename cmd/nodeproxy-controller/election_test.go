@@ -139,7 +139,7 @@ func freeAddress(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = listener.Close() }() // only its number was wanted
+	defer func() { _ = listener.Close() }() // only its number is needed
 	return listener.Addr().String()
 }
 

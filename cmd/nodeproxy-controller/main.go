@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -29,38 +30,36 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 )
 
-// leaseName is the name of the Lease that the leader holds.
+// leaseName is the name of the leader's Lease.
 const leaseName = "nodeproxy-controller"
 
-// version is set by the linker; otherwise the module's version counts.
+// version is set by the linker; otherwise it is the module's version.
 var version string
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "render" {
-		// The output is the result; of the log only errors matter.
-		logger := textlogger.NewLogger(textlogger.NewConfig())
-		klog.SetLogger(logger)
-		ctrl.SetLogger(logger)
+		logger := setLogger(0) // the output is the result; of the log only errors matter
 		os.Exit(runRender(ctrl.SetupSignalHandler(), os.Args[2:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}, logger))
 	}
 	o, err := parseOptions(os.Args[1:], os.Stderr)
-	if errors.Is(err, flag.ErrHelp) {
-		return
+	status := 2
+	if err == nil {
+		status = 1
+		err = run(ctrl.SetupSignalHandler(), o, setLogger(o.verbosity))
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintf(os.Stderr, "nodeproxy-controller: %v\n", err)
-		os.Exit(2)
-	}
-	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(o.verbosity)))
-	ctrl.SetLogger(logger)
-	klog.SetLogger(logger)
-	if err := run(ctrl.SetupSignalHandler(), o, logger); err != nil {
-		fmt.Fprintf(os.Stderr, "nodeproxy-controller: %v\n", err)
-		os.Exit(1)
+		os.Exit(status)
 	}
 }
 
-// run runs the controller until ctx is done.
+func setLogger(verbosity int) logr.Logger {
+	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(verbosity)))
+	ctrl.SetLogger(logger)
+	klog.SetLogger(logger)
+	return logger
+}
+
 func run(ctx context.Context, o options, logger logr.Logger) error {
 	connection, err := connect.New(o.api, clock.RealClock{}, logger)
 	if err != nil {
@@ -92,11 +91,6 @@ func run(ctx context.Context, o options, logger logr.Logger) error {
 	if !await(ctx, needs.check, probes.unready, clock.RealClock{}, logger) {
 		return nil // ctx is done
 	}
-	return manage(ctx, stop, cfg, scheme, probes, o, connection.Given(), logger)
-}
-
-// manage runs the controller, leading or standing by, until ctx is done; stop ends ctx.
-func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.Scheme, probes *probes, o options, apiServers []string, logger logr.Logger) error {
 	closeMetrics, err := port{
 		flag: "metrics-bind-address", address: o.metricsBindAddress, handler: metricsHandler(ctrlmetrics.Registry),
 		failed: "The metrics are no longer served; everything else continues. Restart the controller to restore them",
@@ -105,86 +99,71 @@ func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.
 		return err
 	}
 	defer closeMetrics()
-	gate := leader.NewGate(clock.RealClock{})
-	// The manager continues until pending writes have ended and the lease is given back.
+	options := controllers.Options{
+		Version: ownVersion(), Clock: clock.RealClock{}, Namespace: o.namespace, Agents: o.agents, APIServers: connection.Given(),
+		Registerer: ctrlmetrics.Registry, ManageClusterObjects: o.manageClusterObjects,
+	}
+	options.Agents.Image = os.Getenv("RELATED_IMAGE_AGENT")
+	return manage(ctx, stop, cfg, scheme, probes, o.leaderElect, options, logger)
+}
+
+// manage runs the controller, leading or standing by, until ctx is done; stop ends ctx.
+func manage(ctx context.Context, stop func(), cfg *rest.Config, scheme *runtime.Scheme, probes *probes, elect bool, o controllers.Options, logger logr.Logger) error {
+	// The manager continues until pending writes have ended and the lease is released.
 	work, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	mgr, err := newManager(work, guarded(cfg, o, gate), scheme, o)
+	var elected func(context.Context) error
+	if elect {
+		gate := leader.NewGate(clock.RealClock{})
+		election, err := leader.NewElection(cfg, o.Namespace, leaseName, gate, logger)
+		if err != nil {
+			return err
+		}
+		o.Leadership, elected = gate, election.Run
+		cfg = rest.CopyConfig(cfg)
+		cfg.Wrap(gate.Guard) // denies writes while another controller may lead
+	}
+	mgr, err := newManager(work, cfg, scheme, o.Namespace)
 	if err != nil {
 		return err
 	}
-	options := controllers.Options{
-		Version:            ownVersion(),
-		Clock:              clock.RealClock{},
-		Namespace:          o.namespace,
-		AgentImage:         os.Getenv("RELATED_IMAGE_AGENT"),
-		ExposeAgentMetrics: o.exposeAgentMetrics,
-		ShareProxyPorts:    o.shareProxyPorts,
-		APIServers:         apiServers,
-		Registerer:         ctrlmetrics.Registry,
-
-		ManageClusterObjects: o.manageClusterObjects,
-	}
-	var election *leader.Election
-	if o.leaderElect {
-		options.Leadership = gate
-		if election, err = leader.NewElection(cfg, o.namespace, leaseName, gate, logger); err != nil {
-			return err
-		}
-	}
-	if err := controllers.SetupWithManager(ctx, mgr, options); err != nil {
+	if err := controllers.SetupWithManager(ctx, mgr, o); err != nil {
 		return err
 	}
 	probes.follow(func(ctx context.Context) error { return synced(ctx, mgr) })
-	elected := make(chan error, 1)
+	ended := make(chan error, 1)
 	go func() {
 		defer end()
-		defer close(elected)
-		if election == nil {
+		defer close(ended)
+		if elected != nil {
+			ended <- elected(ctx)
+		} else {
 			<-ctx.Done()
-			return
 		}
-		elected <- election.Run(ctx)
 	}()
 	err = mgr.Start(work)
 	asked := ctx.Err() != nil
 	stop()
-	return outcome(err, <-elected, asked, logger)
+	return outcome(err, <-ended, asked, logger)
 }
 
 // outcome is the result of the program. An election that ends without a request to stop is a
 // failure: the program must be restarted. After a request, an error only means that the lease is
-// not given back.
+// not released.
 func outcome(managerErr, electionErr error, asked bool, logger logr.Logger) error {
-	switch {
-	case managerErr != nil:
-		if electionErr != nil {
-			logger.Error(electionErr, "The election ended with an error")
-		}
-		return fmt.Errorf("run: %w", managerErr)
-	case electionErr == nil:
-		return nil
-	case asked:
+	if electionErr != nil && (managerErr != nil || asked) {
 		logger.Error(electionErr, "The election ended with an error")
-		return nil
-	default:
-		return fmt.Errorf("run: %w", electionErr)
+		electionErr = nil
 	}
-}
-
-// guarded returns a configuration that denies writes while another controller may lead.
-func guarded(cfg *rest.Config, o options, gate *leader.Gate) *rest.Config {
-	if !o.leaderElect {
-		return cfg
+	if err := cmp.Or(managerErr, electionErr); err != nil {
+		return fmt.Errorf("run: %w", err)
 	}
-	cfg = rest.CopyConfig(cfg)
-	cfg.Wrap(gate.Guard)
-	return cfg
+	return nil
 }
 
 // newManager returns the manager to be started with the context work.
-func newManager(work context.Context, cfg *rest.Config, scheme *runtime.Scheme, o options) (ctrl.Manager, error) {
-	cacheOptions, err := controllers.CacheOptions(o.namespace)
+func newManager(work context.Context, cfg *rest.Config, scheme *runtime.Scheme, namespace string) (ctrl.Manager, error) {
+	cacheOptions, err := controllers.CacheOptions(namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +187,7 @@ func synced(ctx context.Context, mgr ctrl.Manager) error {
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	if !mgr.GetCache().WaitForCacheSync(ctx) {
-		return errors.New("the caches of the controller are not synced yet; if that lasts, its log says what it cannot read")
+		return errors.New("the caches of the controller are not synced yet; if that persists, its log names what it cannot read")
 	}
 	return nil
 }

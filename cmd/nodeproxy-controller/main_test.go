@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 )
 
 func TestParseOptions(t *testing.T) {
@@ -19,14 +20,14 @@ func TestParseOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := options{
-		api: connect.Options{Kubeconfig: "kc", APIServers: connect.URLs{"https://192.0.2.1:6443", "https://[2001:db8::1]:6443"}}, namespace: "ns",
-		metricsBindAddress: "0", healthProbeBindAddress: "127.0.0.1:1", manageClusterObjects: true, shareProxyPorts: true, verbosity: 2,
+		api: connect.Options{Kubeconfig: "kc", APIServers: []string{"https://192.0.2.1:6443", "https://[2001:db8::1]:6443"}}, namespace: "ns",
+		metricsBindAddress: "0", healthProbeBindAddress: "127.0.0.1:1", manageClusterObjects: true, agents: agentdeploy.Options{ShareProxyPorts: true}, verbosity: 2,
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(options{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	defaults, err := parseOptions(nil, &out)
-	if err != nil || defaults.namespace != "nodeproxy-system" || !defaults.leaderElect || defaults.manageClusterObjects || defaults.shareProxyPorts {
+	if err != nil || defaults.namespace != "nodeproxy-system" || !defaults.leaderElect || defaults.manageClusterObjects || defaults.agents.ShareProxyPorts {
 		t.Errorf("defaults %+v, %v", defaults, err)
 	}
 	for _, args := range [][]string{{"extra"}, {"--namespace="}, {"--api-server=192.0.2.1:6443"}, {"--api-server=https://"}, {"--api-server=http://192.0.2.1:8080"}, {"--api-server=https://192.0.2.1:6443/prefix"}, {"--nonsense"}} {
@@ -36,8 +37,8 @@ func TestParseOptions(t *testing.T) {
 	}
 }
 
-// An election that ends by itself must not look like a stop that was asked for:
-// exit status 0 is where some supervisors start nothing again.
+// An election that ends by itself must not look like a requested stop: some supervisors
+// do not restart what exits with status 0.
 func TestOutcome(t *testing.T) {
 	manager, election := errors.New("no cache"), errors.New("no elector")
 	for name, c := range map[string]struct {

@@ -7,17 +7,16 @@ import (
 	"io"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 )
 
-// options are the command line.
 type options struct {
 	api                    connect.Options
 	namespace              string
 	leaderElect            bool
 	metricsBindAddress     string
 	healthProbeBindAddress string
-	exposeAgentMetrics     bool
-	shareProxyPorts        bool
+	agents                 agentdeploy.Options
 	manageClusterObjects   bool
 	verbosity              int
 }
@@ -44,9 +43,9 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 	fs.BoolVar(&o.leaderElect, "leader-elect", true, "only work as the leader, so that other replicas can stand by")
 	fs.StringVar(&o.metricsBindAddress, "metrics-bind-address", ":8080", "`address` of /metrics; 0 for none")
 	fs.StringVar(&o.healthProbeBindAddress, "health-probe-bind-address", ":8081", "`address` of /healthz and /readyz; 0 for none")
-	fs.BoolVar(&o.exposeAgentMetrics, "expose-agent-metrics", false, "have the agents that this controller runs answer /metrics on every address of their node, port 19256, and not on its loopback addresses alone")
-	fs.BoolVar(&o.shareProxyPorts, "share-proxy-ports", false, "have the pods of the agents that this controller runs not reserve ports 10249 and 10256 of their node. For the time of a migration from a kube-proxy whose pods reserve them: without it the agents get no node beside it")
-	fs.BoolVar(&o.manageClusterObjects, "manage-cluster-objects", false, "keep the ValidatingAdmissionPolicies of nodeproxy and the pod security labels of --namespace, where they cannot be installed with the controller, such as by OLM. It needs rights for that which the plain manifests do not give")
+	fs.BoolVar(&o.agents.ExposeMetrics, "expose-agent-metrics", false, "have the agents that this controller runs serve /metrics on every address of their node, port 19256, not only on its loopback addresses")
+	fs.BoolVar(&o.agents.ShareProxyPorts, "share-proxy-ports", false, "have the pods of the agents that this controller runs not reserve ports 10249 and 10256 of their node. Use it during a migration from a kube-proxy whose pods reserve them: otherwise the agents cannot be scheduled beside it")
+	fs.BoolVar(&o.manageClusterObjects, "manage-cluster-objects", false, "maintain the ValidatingAdmissionPolicies of nodeproxy and the pod security labels of --namespace, for installers such as OLM that cannot install them. It needs permissions that the plain manifests do not grant")
 	fs.IntVar(&o.verbosity, "v", 0, "log `level`: 0 for operators, 2 every write, 4 details")
 	if err := fs.Parse(args); err != nil {
 		return o, err

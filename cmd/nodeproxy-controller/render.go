@@ -49,31 +49,14 @@ change; 2 an error, such as a file that cannot be read or a policy that is not v
 Flags:
 `
 
-// renderOptions are the command line of render.
 type renderOptions struct {
 	api       connect.Options
-	files     fileNames
+	files     []string
 	recursive bool
 	diff      bool
 	prune     bool
 }
 
-// fileNames is a flag that can be given several times.
-type fileNames []string
-
-// String implements flag.Value.
-func (f *fileNames) String() string { return fmt.Sprint(*f) }
-
-// Set adds a name.
-func (f *fileNames) Set(name string) error {
-	if name == "" {
-		return errors.New("the name is empty")
-	}
-	*f = append(*f, name)
-	return nil
-}
-
-// streams are the standard streams of the program.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
@@ -88,8 +71,15 @@ func parseRenderOptions(args []string, output io.Writer) (renderOptions, error) 
 		fs.PrintDefaults()
 	}
 	o.api.AddFlags(fs)
-	fs.Var(&o.files, "f", "`file` of objects in YAML or JSON, or a directory of such files, or - for the standard input; repeat it for several")
-	fs.Var(&o.files, "filename", "same as -f `file`")
+	add := func(name string) error {
+		if name == "" {
+			return errors.New("the name is empty")
+		}
+		o.files = append(o.files, name)
+		return nil
+	}
+	fs.Func("f", "`file` of objects in YAML or JSON, or a directory of such files, or - for the standard input; repeat it for several", add)
+	fs.Func("filename", "same as -f `file`", add)
 	fs.BoolVar(&o.recursive, "R", false, "read subdirectories, too")
 	fs.BoolVar(&o.recursive, "recursive", false, "same as -R")
 	fs.BoolVar(&o.diff, "diff", false, "print how rendered objects differ from the stored ones, and how many, and exit with status 1 if any does")
@@ -114,18 +104,25 @@ func (o *renderOptions) asksCluster() bool {
 
 // runRender runs the subcommand, and returns the exit code.
 func runRender(ctx context.Context, args []string, s streams, logger logr.Logger) int {
-	o, err := parseRenderOptions(args, s.err)
-	if errors.Is(err, flag.ErrHelp) {
+	status, err := renderTo(ctx, args, s, logger)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
 		return exitSame
-	}
-	if err != nil {
-		complain(s.err, err)
+	case err != nil: // of several, each on a line
+		printLine(s.err, "error: "+strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
 		return exitFailed
+	}
+	return status
+}
+
+func renderTo(ctx context.Context, args []string, s streams, logger logr.Logger) (status int, err error) {
+	o, err := parseRenderOptions(args, s.err)
+	if err != nil {
+		return exitFailed, err
 	}
 	objects, err := gather(ctx, &o, s, logger)
 	if err != nil {
-		complain(s.err, err)
-		return exitFailed
+		return exitFailed, err
 	}
 	result := preview.Render(objects)
 	changed, err := show(&o, objects, result, s.out)
@@ -136,18 +133,14 @@ func runRender(ctx context.Context, args []string, s streams, logger logr.Logger
 		printLine(s.err, "error: "+problem)
 	}
 	switch {
-	case err != nil:
-		complain(s.err, err)
-		return exitFailed
 	case len(result.Problems) > 0:
-		return exitFailed
+		status = exitFailed
 	case changed:
-		return exitChanges
+		status = exitChanges
 	}
-	return exitSame
+	return status, err
 }
 
-// gather reads the objects to render from.
 func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger) (*preview.Objects, error) {
 	var written *preview.Objects
 	if len(o.files) > 0 {
@@ -162,8 +155,8 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 		if err != nil {
 			return nil, err
 		}
-		if passed := read.PassedOver(); passed != "" {
-			printLine(s.err, "note: "+passed)
+		if ignored := read.Ignored(); ignored != "" {
+			printLine(s.err, "note: "+ignored)
 		}
 		written = &read.Objects
 	}
@@ -184,7 +177,6 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 	return live, nil
 }
 
-// liveObjects reads the objects of a cluster.
 func liveObjects(ctx context.Context, api connect.Options, logger logr.Logger) (*preview.Objects, error) {
 	connection, err := connect.New(api, clock.RealClock{}, logger)
 	if err != nil {
@@ -217,11 +209,6 @@ func show(o *renderOptions, stored *preview.Objects, result *preview.Result, out
 		return changed, fmt.Errorf("print: %w", err)
 	}
 	return changed, nil
-}
-
-// complain prints errors, each on a line.
-func complain(out io.Writer, err error) {
-	printLine(out, "error: "+strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
 }
 
 func printLine(out io.Writer, text string) {

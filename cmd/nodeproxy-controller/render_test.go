@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A cluster in files: what people write, and what kubectl get prints.
+// A cluster in files: what users write, and what kubectl get prints.
 const (
 	writtenFile = `
 apiVersion: nodeproxy.io/v1alpha1
@@ -66,7 +66,7 @@ func TestRenderFiles(t *testing.T) {
 		t.Fatalf("exit status %d\n%s%s", status, rendered, said)
 	}
 	wantSaid := "note: " + filepath.Join(repository, "more") + " is not read: use --recursive to read subdirectories\n" +
-		"note: 1 objects that nothing is rendered from are passed over: 1 Deployment (apps/v1)\n"
+		"note: 1 objects are ignored because nothing is rendered from them: 1 Deployment (apps/v1)\n"
 	if diff := cmp.Diff(wantSaid, said); diff != "" {
 		t.Errorf("standard error (-want +got):\n%s", diff)
 	}
@@ -86,8 +86,8 @@ func TestRenderFiles(t *testing.T) {
 		"standard input":            {stdin: servicePolicyFile, args: []string{"-f", "-", "-f", repository, "-f", snapshot, "-f", before, "--diff"}, status: exitChanges, stdout: []string{"0 NodeProxyRules and 1 ServiceProxyRules would change"}},
 		"nothing is stored":         {args: []string{"-f", repository, "-f", snapshot, "--diff"}, status: exitChanges, stdout: []string{"0 NodeProxyRules and 0 ServiceProxyRules would change, 2 NodeProxyRules and 1 ServiceProxyRules would be created\n"}},
 		"without --diff":            {args: []string{"-f", scheduler, "-f", snapshot, "-f", before}, status: exitSame, stdout: []string{"scheduler: sh"}},
-		"refused":                   {args: []string{"-f", invalid, "-f", snapshot, "--diff"}, status: exitFailed, stderr: []string{"error: " + invalid + ", document 2 (line 7): NodeProxyPolicy edge: spec.settings.ipvs.scheduler: Invalid value"}},
-		"all that is refused":       {args: []string{"-f", invalid, "-f", "-"}, stdin: "a: [", status: exitFailed, stderr: []string{"error: " + invalid + ", document 2", "\nerror: standard input, document 1 (line 1): not YAML"}},
+		"denied":                    {args: []string{"-f", invalid, "-f", snapshot, "--diff"}, status: exitFailed, stderr: []string{"error: " + invalid + ", document 2 (line 7): NodeProxyPolicy edge: spec.settings.ipvs.scheduler: Invalid value"}},
+		"all that is denied":        {args: []string{"-f", invalid, "-f", "-"}, stdin: "a: [", status: exitFailed, stderr: []string{"error: " + invalid + ", document 2", "\nerror: standard input, document 1 (line 1): not YAML"}},
 		"no NodeProxy":              {args: []string{"-f", policy, "-f", snapshot}, status: exitFailed, stderr: []string{"note: no cluster is read: specify one with --kubeconfig", "error: there is no NodeProxy cluster"}},
 		"no file":                   {args: []string{"-f", filepath.Join(directory, "none.yaml")}, status: exitFailed, stderr: []string{"none.yaml"}},
 		"no cluster":                {args: []string{"--kubeconfig", filepath.Join(directory, "none")}, status: exitFailed, stderr: []string{"error: read --kubeconfig"}},

@@ -27,9 +27,9 @@ const (
 	// checkPause is the time between two checks of the requirements, and checkTimeout limits one.
 	checkPause   = 3 * time.Second
 	checkTimeout = 28 * time.Second
-	// sayPause is how often missing requirements are logged.
-	sayPause = time.Minute
-	// installCRDs says what to do about the CRDs.
+	// logPause is how often missing requirements are logged.
+	logPause = time.Minute
+	// installCRDs is what to do about the CRDs.
 	installCRDs = "install those of this release: `kubectl apply -f config/crd/bases`, or apply its install.yaml"
 )
 
@@ -70,7 +70,6 @@ func (r *requirements) check(ctx context.Context) error {
 	return r.checkNamespace(ctx, c)
 }
 
-// checkRevisions checks for CRDs that are missing, or too old.
 func checkRevisions(ctx context.Context, c client.Reader) error {
 	var missing, old []string
 	for _, name := range []string{"nodeproxies", "nodeproxypolicies", "nodeproxyrules", "serviceproxypolicies", "serviceproxyrules"} {
@@ -165,7 +164,7 @@ func await(ctx context.Context, check func(context.Context) error, note func(err
 		}
 		note(err)
 		// That no API server answers is logged where it is found.
-		if now := clk.Now(); !connect.NoAnswer(err) && (err.Error() != logged || now.Sub(at) >= sayPause) {
+		if now := clk.Now(); !connect.NoAnswer(err) && (err.Error() != logged || now.Sub(at) >= logPause) {
 			logged, at = err.Error(), now
 			logger.Error(err, "The controller does not start yet; checking its requirements every 3 s")
 		}

@@ -1,6 +1,3 @@
-// Package addresses knows what the cluster has at the addresses that Services name: service
-// ranges, API servers and Nodes. A Service must not take over any of them.
-//
-//   - ranges.go: follows the ServiceCIDRs, if the API server has the kind
-//   - surroundings.go: what is known at the addresses of one Service
+// Package addresses watches the ServiceCIDRs, if the API server has the kind: a Service must not take
+// over an address inside a service range.
 package addresses

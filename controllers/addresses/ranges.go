@@ -21,8 +21,7 @@ import (
 )
 
 const (
-	// rangesAbsentPause is the time between checks whether the cluster has ServiceCIDRs by now: an
-	// upgrade adds them.
+	// rangesAbsentPause is the time between checks for the kind ServiceCIDR, which an upgrade adds.
 	rangesAbsentPause = 5 * time.Minute
 	// rangesRetryPause is the time between attempts to list or watch them.
 	rangesRetryPause = 5 * time.Second
@@ -31,28 +30,27 @@ const (
 // RangeWatcher watches the ServiceCIDRs. The kind is part of Kubernetes since 1.33 and can be
 // disabled, so the cache does not wait for it before anything is rendered.
 type RangeWatcher struct {
-	cached  client.Reader // of the cache that informers belongs to
-	live    client.Reader
-	watches cache.Informers
-	clock   clock.Clock
-	// Changed receives each version of a ServiceCIDR that was added or removed. Once the ranges are
-	// known, it receives one of all addresses, if anything waits for that.
+	cached cache.Cache
+	live   client.Reader
+	clock  clock.Clock
+	// Changed receives each version of a ServiceCIDR that was added or removed, and one of all
+	// addresses once the ranges are known, if anything waits for that.
 	Changed chan event.GenericEvent
 
 	mu      sync.Mutex
-	known   bool                 // whether there are any has been answered; guarded by mu
-	awaited bool                 // something has asked before they were known; guarded by mu
+	known   bool                 // guarded by mu
+	awaited bool                 // requested before they were known; guarded by mu
 	ranges  render.ServiceRanges // guarded by mu
 }
 
 // +kubebuilder:rbac:groups=networking.k8s.io,resources=servicecidrs,verbs=list;watch
 
-// NewRangeWatcher returns a watcher; cached reads from the cache of watches.
-func NewRangeWatcher(cached, live client.Reader, watches cache.Informers, clk clock.Clock) *RangeWatcher {
-	return &RangeWatcher{cached: cached, live: live, watches: watches, clock: clk, Changed: make(chan event.GenericEvent)}
+// NewRangeWatcher returns a watcher.
+func NewRangeWatcher(cached cache.Cache, live client.Reader, clk clock.Clock) *RangeWatcher {
+	return &RangeWatcher{cached: cached, live: live, clock: clk, Changed: make(chan event.GenericEvent)}
 }
 
-// Request returns the ranges; false: they are not known yet, and Changed will report when they are.
+// Request returns the ranges; false: they are not known yet, and Changed reports when they are.
 func (r *RangeWatcher) Request() (render.ServiceRanges, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -88,8 +86,8 @@ func (r *RangeWatcher) Start(ctx context.Context) error {
 	}
 }
 
-// list lists the ranges at the API server; false: it lacks the kind, or does not answer. A cluster
-// without the kind and a controller without permission will not know more.
+// list lists the ranges at the API server; false: it lacks the kind, or does not answer. Without the
+// kind or the permission there are no ranges to wait for.
 func (r *RangeWatcher) list(ctx context.Context) (bool, error) {
 	var list networkingv1.ServiceCIDRList
 	err := r.live.List(ctx, &list)
@@ -123,7 +121,7 @@ func (r *RangeWatcher) take(ctx context.Context, list []networkingv1.ServiceCIDR
 	}
 }
 
-// announce has the Services rendered again that name an address of a range.
+// announce has the Services rendered again that name an address in a range.
 func (r *RangeWatcher) announce(ctx context.Context, one *networkingv1.ServiceCIDR) {
 	select {
 	case r.Changed <- event.GenericEvent{Object: one}:
@@ -133,7 +131,7 @@ func (r *RangeWatcher) announce(ctx context.Context, one *networkingv1.ServiceCI
 
 // follow follows changes by the cache until ctx is done.
 func (r *RangeWatcher) follow(ctx context.Context) error {
-	informer, err := r.watches.GetInformer(ctx, &networkingv1.ServiceCIDR{}) // waits until it has all
+	informer, err := r.cached.GetInformer(ctx, &networkingv1.ServiceCIDR{}) // waits for its first list
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil
@@ -170,10 +168,8 @@ func (r *RangeWatcher) update(ctx context.Context, versions ...any) {
 	}
 	r.take(ctx, list.Items)
 	for _, version := range versions {
-		one, ok := version.(*networkingv1.ServiceCIDR)
-		if !ok {
-			continue
+		if one, ok := version.(*networkingv1.ServiceCIDR); ok {
+			r.announce(ctx, one)
 		}
-		r.announce(ctx, one)
 	}
 }

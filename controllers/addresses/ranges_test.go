@@ -70,14 +70,14 @@ func serviceCIDR(name string, cidrs ...string) networkingv1.ServiceCIDR {
 	return networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
 }
 
-// within waits until what is said is so.
+// within waits until a condition is true.
 func within(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)
 	for !is() {
 		select {
 		case <-deadline:
-			t.Fatal("it does not come to be: " + what)
+			t.Fatal("not within 10 s: " + what)
 		case <-time.After(time.Millisecond):
 		}
 	}
@@ -100,7 +100,7 @@ func TestServiceRangesAppear(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clk := testclock.NewFakeClock(time.Unix(1, 0))
 			server := &rangeServer{err: c.err, followed: make(chan struct{})}
-			r := NewRangeWatcher(server, server, server, clk)
+			r := NewRangeWatcher(server, server, clk)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- r.Start(ctx) }()
@@ -156,7 +156,7 @@ func TestServiceRangesAreFollowedInTheEnd(t *testing.T) {
 	clk := testclock.NewFakeClock(time.Unix(1, 0))
 	server := &rangeServer{deny: 2, followed: make(chan struct{})}
 	server.set(nil, serviceCIDR("kubernetes", "10.96.0.0/16"))
-	r := NewRangeWatcher(server, server, server, clk)
+	r := NewRangeWatcher(server, server, clk)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Start(ctx) }()

@@ -1,40 +1,37 @@
 package admission
 
 import (
-	"encoding/json"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
-	admissionv1ac "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
-	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 
 	manifests "github.com/nodeproxy-io/nodeproxy/config/admission"
 )
 
-// The label that selects the policies and their bindings.
+// The label and kinds of the policies and their bindings.
 const (
 	LabelPartOf = "app.kubernetes.io/part-of"
 	PartOf      = "nodeproxy"
-)
-
-// Kinds of the manifests.
-const (
 	KindPolicy  = "ValidatingAdmissionPolicy"
 	KindBinding = "ValidatingAdmissionPolicyBinding"
 )
 
-// manifestNamespace is the namespace that the manifests name.
-const manifestNamespace = "nodeproxy-system"
-
-// privileged is the level of pod security that agents need for the network and directories of the
-// node.
-const privileged = "privileged"
+const (
+	// manifestNamespace is the namespace that the manifests name.
+	manifestNamespace = "nodeproxy-system"
+	// privileged is the level of pod security that agents need for the network and directories of
+	// the node.
+	privileged = "privileged"
+)
 
 // Owner is the namespace of the controller. The objects are deleted with it.
 type Owner struct {
@@ -42,69 +39,49 @@ type Owner struct {
 	UID  types.UID
 }
 
-// Objects are the policies and their bindings.
-type Objects struct {
-	Policies []*admissionv1ac.ValidatingAdmissionPolicyApplyConfiguration
-	Bindings []*admissionv1ac.ValidatingAdmissionPolicyBindingApplyConfiguration
-}
-
-// Read returns what to apply for a controller in a namespace: the embedded manifests with the
-// service accounts of that namespace. The namespace owns the objects, so that none outlives these
-// accounts.
-func Read(owner Owner) (*Objects, error) {
-	out := &Objects{}
+// Read returns the policies and bindings to apply for a controller in a namespace: the embedded
+// manifests with the service accounts of that namespace. The namespace owns them, so that none
+// outlives these accounts.
+func Read(owner Owner) ([]*unstructured.Unstructured, error) {
+	var out []*unstructured.Unstructured
 	err := fs.WalkDir(manifests.Policies(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		file, err := manifests.Policies().Open(path)
-		if err == nil {
-			err = errors.Join(out.add(file, owner), file.Close())
+		text, err := fs.ReadFile(manifests.Policies(), path)
+		if err != nil {
+			return err
 		}
+		found, err := parse(text, owner)
 		if err != nil {
 			return fmt.Errorf("read the manifest %s of admission policies: %w", path, err)
 		}
+		out = append(out, found...)
 		return nil
 	})
 	return out, err
 }
 
-// add parses the objects of a file.
-func (o *Objects) add(file io.Reader, owner Owner) error {
-	documents := utilyaml.NewYAMLOrJSONDecoder(file, 4096)
+func parse(text []byte, owner Owner) (out []*unstructured.Unstructured, err error) {
+	documents := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
 	for {
-		var object map[string]any
-		err := documents.Decode(&object)
+		object := &unstructured.Unstructured{}
+		err := documents.Decode(&object.Object)
 		if errors.Is(err, io.EOF) {
-			return nil
+			return out, nil
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if object == nil {
+		if object.Object == nil {
 			continue // comments alone
 		}
-		text, err := json.Marshal(inNamespace(object, owner.Name))
-		if err != nil {
-			return err
+		if kind := object.GetKind(); kind != KindPolicy && kind != KindBinding {
+			return nil, fmt.Errorf("an object of kind %q, want %s or %s", kind, KindPolicy, KindBinding)
 		}
-		ties := metav1ac.OwnerReference().WithAPIVersion("v1").WithKind("Namespace").WithName(owner.Name).WithUID(owner.UID)
-		switch kind := object["kind"]; kind {
-		case KindPolicy:
-			policy := &admissionv1ac.ValidatingAdmissionPolicyApplyConfiguration{}
-			if err := json.Unmarshal(text, policy); err != nil {
-				return err
-			}
-			o.Policies = append(o.Policies, policy.WithOwnerReferences(ties))
-		case KindBinding:
-			binding := &admissionv1ac.ValidatingAdmissionPolicyBindingApplyConfiguration{}
-			if err := json.Unmarshal(text, binding); err != nil {
-				return err
-			}
-			o.Bindings = append(o.Bindings, binding.WithOwnerReferences(ties))
-		default:
-			return fmt.Errorf("an object of kind %v, want %s or %s", kind, KindPolicy, KindBinding)
-		}
+		inNamespace(object.Object, owner.Name)
+		object.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: owner.Name, UID: owner.UID}})
+		out = append(out, object)
 	}
 }
 
@@ -135,8 +112,8 @@ func Labels() map[string]string {
 	}
 }
 
-// Namespace returns what to apply to the controller's namespace: only the labels. The UID keeps it
-// from being recreated.
+// Namespace returns what to apply to the controller's namespace: only the labels. The UID prevents
+// it from being recreated.
 func Namespace(owner Owner) *corev1ac.NamespaceApplyConfiguration {
 	return corev1ac.Namespace(owner.Name).WithUID(owner.UID).WithLabels(Labels())
 }

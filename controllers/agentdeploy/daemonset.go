@@ -9,31 +9,46 @@ import (
 	"slices"
 	"strings"
 
+	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"sigs.k8s.io/yaml"
-
-	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	agentmanifest "github.com/nodeproxy-io/nodeproxy/config/agent"
 )
 
-// Name is the name of the DaemonSet, of its pods' label app.kubernetes.io/name and of their service
-// account.
-const Name = "nodeproxy-agent"
-
-// LabelName is the label of the agents' pods.
-const LabelName = "app.kubernetes.io/name"
+// Name is the name of the DaemonSet, of its pods' service account, and the value of their label
+// LabelName.
+const (
+	Name      = "nodeproxy-agent"
+	LabelName = "app.kubernetes.io/name"
+)
 
 // Names inside the manifest.
 const (
 	agentContainer = "agent"
 	stateVolume    = "state"
 	logLevelFlag   = "--v="
+	// probesPort is the only port that kube-proxy does not use.
+	probesPort   = "probes"
+	everyAddress = "--health-probe-bind-address=:19256" // at the port of the probes
 )
 
+// Options are what the controller runs the agents with.
+type Options struct {
+	Namespace string
+	// Image is the agents' image unless NodeProxy names one. Empty: it must.
+	Image string
+	// ExposeMetrics has the agents serve /metrics on every address of their node, not only on
+	// 127.0.0.1.
+	ExposeMetrics bool
+	// ShareProxyPorts has the pods not reserve the ports that kube-proxy uses as well, so that they
+	// can run on nodes with a kube-proxy that does.
+	ShareProxyPorts bool
+}
+
 // ErrNoImage is the error of DaemonSet if no image is specified.
-var ErrNoImage = errors.New("there is no image for the agents: set spec.agent.image, or RELATED_IMAGE_AGENT in the environment of the controller")
+var ErrNoImage = errors.New("no agent image is configured")
 
 // Managed reports whether the controller runs the agents.
 func Managed(np *v1alpha1.NodeProxy) bool {
@@ -41,15 +56,15 @@ func Managed(np *v1alpha1.NodeProxy) bool {
 	return agent != nil && agent.Management != nil && *agent.Management == v1alpha1.AgentManaged
 }
 
-// DaemonSet returns what to apply in a namespace: the embedded manifest, changed by the settings.
-// The image is that of the settings, else the default one; without either it fails with ErrNoImage.
-func DaemonSet(settings *v1alpha1.AgentSettings, namespace, defaultImage string) (*appsv1ac.DaemonSetApplyConfiguration, error) {
+// DaemonSet returns what to apply: the embedded manifest, changed by the settings and options. Without
+// an image in either it fails with ErrNoImage.
+func DaemonSet(settings *v1alpha1.AgentSettings, o Options) (*appsv1ac.DaemonSetApplyConfiguration, error) {
 	if settings == nil {
 		settings = &v1alpha1.AgentSettings{}
 	}
-	image := defaultImage
+	image := o.Image
 	if settings.Image != nil {
-		image = cmp.Or(*settings.Image, defaultImage)
+		image = cmp.Or(*settings.Image, o.Image)
 	}
 	if image == "" {
 		return nil, ErrNoImage
@@ -58,23 +73,23 @@ func DaemonSet(settings *v1alpha1.AgentSettings, namespace, defaultImage string)
 	if err := yaml.UnmarshalStrict([]byte(agentmanifest.DaemonSet()), out); err != nil {
 		return nil, fmt.Errorf("read the manifest of the agents: %w", err)
 	}
-	out.WithNamespace(namespace)
+	out.WithNamespace(o.Namespace)
 	pod := out.Spec.Template.Spec
-	agent, err := container(out)
+	agent, err := named(pod.Containers, agentContainer, func(c *corev1ac.ContainerApplyConfiguration) *string { return c.Name })
 	if err != nil {
 		return nil, err
 	}
 	agent.WithImage(image)
 	if settings.Resources != nil {
 		agent.Resources = &corev1ac.ResourceRequirementsApplyConfiguration{}
-		if err := convert(settings.Resources, agent.Resources); err != nil {
+		if err := Convert(settings.Resources, agent.Resources); err != nil {
 			return nil, err
 		}
 	}
 	maps.Copy(pod.NodeSelector, settings.NodeSelector)
 	if settings.Tolerations != nil {
 		pod.Tolerations = make([]corev1ac.TolerationApplyConfiguration, len(settings.Tolerations))
-		if err := convert(settings.Tolerations, &pod.Tolerations); err != nil {
+		if err := Convert(settings.Tolerations, &pod.Tolerations); err != nil {
 			return nil, err
 		}
 	}
@@ -94,15 +109,19 @@ func DaemonSet(settings *v1alpha1.AgentSettings, namespace, defaultImage string)
 		// cannot collide with another mount.
 		state.HostPath.WithPath(*settings.StateDir)
 	}
+	if o.ExposeMetrics {
+		agent.WithArgs(everyAddress)
+	}
+	if o.ShareProxyPorts {
+		probes, err := named(agent.Ports, probesPort, func(p *corev1ac.ContainerPortApplyConfiguration) *string { return p.Name })
+		if err != nil {
+			return nil, err
+		}
+		agent.Ports = []corev1ac.ContainerPortApplyConfiguration{*probes}
+	}
 	return out, nil
 }
 
-// container returns the agent's container.
-func container(agents *appsv1ac.DaemonSetApplyConfiguration) (*corev1ac.ContainerApplyConfiguration, error) {
-	return named(agents.Spec.Template.Spec.Containers, agentContainer, func(c *corev1ac.ContainerApplyConfiguration) *string { return c.Name })
-}
-
-// named returns the item of that name.
 func named[T any](items []T, name string, nameOf func(*T) *string) (*T, error) {
 	for i := range items {
 		if n := nameOf(&items[i]); n != nil && *n == name {
@@ -112,8 +131,8 @@ func named[T any](items []T, name string, nameOf func(*T) *string) (*T, error) {
 	return nil, fmt.Errorf("the manifest of the agents has no %q", name)
 }
 
-// convert turns an object into its apply configuration: both have the same form in JSON.
-func convert(from, into any) error {
+// Convert turns an object into its apply configuration, or back: both have the same form in JSON.
+func Convert(from, into any) error {
 	text, err := json.Marshal(from)
 	if err == nil {
 		err = json.Unmarshal(text, into)

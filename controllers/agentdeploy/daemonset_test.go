@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -32,7 +33,7 @@ func manifest(t *testing.T) *appsv1.DaemonSet {
 // built is the DaemonSet for settings, as the API server would read it.
 func built(t *testing.T, settings *v1alpha1.AgentSettings) *appsv1.DaemonSet {
 	t.Helper()
-	apply, err := agentdeploy.DaemonSet(settings, "elsewhere", "example.com/agent:v1")
+	apply, err := agentdeploy.DaemonSet(settings, agentdeploy.Options{Namespace: "elsewhere", Image: "example.com/agent:v1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,10 +103,10 @@ func TestDaemonSet(t *testing.T) {
 }
 
 func TestNoImage(t *testing.T) {
-	if _, err := agentdeploy.DaemonSet(&v1alpha1.AgentSettings{}, "ns", ""); !errors.Is(err, agentdeploy.ErrNoImage) {
+	if _, err := agentdeploy.DaemonSet(&v1alpha1.AgentSettings{}, agentdeploy.Options{}); !errors.Is(err, agentdeploy.ErrNoImage) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := agentdeploy.DaemonSet(&v1alpha1.AgentSettings{Image: new("i")}, "ns", ""); err != nil {
+	if _, err := agentdeploy.DaemonSet(&v1alpha1.AgentSettings{Image: new("i")}, agentdeploy.Options{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -126,7 +127,7 @@ func TestManifest(t *testing.T) {
 		"not privileged":               !*agent.SecurityContext.Privileged && !*agent.SecurityContext.AllowPrivilegeEscalation,
 		"read-only root":               *agent.SecurityContext.ReadOnlyRootFilesystem,
 		"one container":                len(pod.Containers) == 1 && len(pod.InitContainers) == 0,
-		"the log says why it ended":    agent.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError,
+		"the log shows why it ended":   agent.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError,
 		"probes by loopback":           agent.ReadinessProbe.HTTPGet.Host == "127.0.0.1" && agent.LivenessProbe.HTTPGet.Host == "127.0.0.1",
 		"its ports are reserved":       reserves(agent, 10249, 10256, 19256),
 		"the update's pace is left":    d.Spec.UpdateStrategy.RollingUpdate == nil,
@@ -134,13 +135,13 @@ func TestManifest(t *testing.T) {
 		"the ConfigMap is not subPath": agent.VolumeMounts[len(agent.VolumeMounts)-1].SubPath == "",
 	} {
 		if !right {
-			t.Errorf("not so: %s", what)
+			t.Errorf("violated: %s", what)
 		}
 	}
 }
 
-// reserves reports whether a container of the node's network keeps pods with these
-// hostPorts away, and those with no others.
+// reserves reports whether a container in the node's network excludes pods with these
+// hostPorts, and no others.
 func reserves(c corev1.Container, ports ...int32) bool {
 	var got []int32
 	for _, p := range c.Ports {
@@ -153,11 +154,8 @@ func reserves(c corev1.Container, ports ...int32) bool {
 }
 
 func TestShareProxyPorts(t *testing.T) {
-	agents, err := agentdeploy.DaemonSet(nil, "ns", "i")
+	agents, err := agentdeploy.DaemonSet(nil, agentdeploy.Options{Image: "i", ShareProxyPorts: true})
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := agentdeploy.ShareProxyPorts(agents); err != nil {
 		t.Fatal(err)
 	}
 	ports := agents.Spec.Template.Spec.Containers[0].Ports
@@ -167,18 +165,18 @@ func TestShareProxyPorts(t *testing.T) {
 }
 
 func TestExposeMetrics(t *testing.T) {
-	agents, err := agentdeploy.DaemonSet(nil, "ns", "i")
-	if err != nil {
-		t.Fatal(err)
+	container := func(o agentdeploy.Options) *corev1ac.ContainerApplyConfiguration {
+		t.Helper()
+		agents, err := agentdeploy.DaemonSet(nil, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &agents.Spec.Template.Spec.Containers[0]
 	}
-	container := &agents.Spec.Template.Spec.Containers[0]
-	before := slices.Clone(container.Args)
-	if err := agentdeploy.ExposeMetrics(agents); err != nil {
-		t.Fatal(err)
-	}
-	// The port that the probes in the manifest ask.
-	want := fmt.Sprintf("--health-probe-bind-address=:%d", container.ReadinessProbe.HTTPGet.Port.IntValue())
-	if diff := cmp.Diff(append(before, want), container.Args); diff != "" {
+	before, after := container(agentdeploy.Options{Image: "i"}), container(agentdeploy.Options{Image: "i", ExposeMetrics: true})
+	// The port that the probes in the manifest use.
+	want := fmt.Sprintf("--health-probe-bind-address=:%d", after.ReadinessProbe.HTTPGet.Port.IntValue())
+	if diff := cmp.Diff(append(before.Args, want), after.Args); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

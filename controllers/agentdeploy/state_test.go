@@ -13,8 +13,8 @@ import (
 
 var now = time.Date(2026, 11, 20, 6, 0, 0, 0, time.UTC)
 
-// counting is a DaemonSet that its controller has seen, with that many pods
-// wanted, updated and available.
+// counting is a DaemonSet that its controller has observed, with that many pods
+// desired, updated and available.
 func counting(desired, updated, available int32) *appsv1.DaemonSet {
 	return &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Generation: 3},
@@ -71,33 +71,33 @@ func TestAssess(t *testing.T) {
 		want      string
 		next      time.Duration
 	}{
-		"none yet":      {nil, nil, updating + "the DaemonSet nodeproxy-agent does not exist yet", 0},
-		"being deleted": {deleted, nil, updating + "the DaemonSet nodeproxy-agent does not exist yet", 0},
-		"unseen":        {unseen, nil, updating + "the DaemonSet nodeproxy-agent has changed, and the cluster has not begun to update its pods", 0},
-		"no node":       {counting(0, 0, 0), nil, updating + "the DaemonSet nodeproxy-agent fits no Node: check spec.agent.nodeSelector and spec.agent.tolerations", 0},
-		"updating":      {counting(3, 1, 2), nil, updating + "the update of the agents is at 1 of 3 nodes", 0},
-		"many":          {counting(5000, 1499, 4999), nil, updating + "the update of the agents is at 29% of 5000 nodes", 0},
-		"not available": {counting(3, 3, 2), nil, updating + "agents are ready on 2 of 3 nodes", 0},
+		"none yet":      {nil, nil, updating + "The DaemonSet nodeproxy-agent does not exist yet.", 0},
+		"being deleted": {deleted, nil, updating + "The DaemonSet nodeproxy-agent does not exist yet.", 0},
+		"unseen":        {unseen, nil, updating + "The DaemonSet nodeproxy-agent has changed. The cluster has not started the update yet.", 0},
+		"no node":       {counting(0, 0, 0), nil, updating + "The DaemonSet nodeproxy-agent matches no Node. Check spec.agent.nodeSelector and spec.agent.tolerations.", 0},
+		"updating":      {counting(3, 1, 2), nil, updating + "The update of the agents has reached 1 of 3 nodes.", 0},
+		"many":          {counting(5000, 1499, 4999), nil, updating + "The update of the agents has reached 29% of 5000 nodes.", 0},
+		"not available": {counting(3, 3, 2), nil, updating + "Agents are ready on 2 of 3 nodes.", 0},
 		"up to date":    {counting(3, 3, 3), []corev1.Pod{pod("a", "n1", 90, ready)}, "True AgentsUpToDate: ", 0},
 		"just made": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 20), pod("b", "n2", 50)},
-			updating + "agents are ready on 0 of 1 nodes", 10 * time.Second,
+			updating + "Agents are ready on 0 of 1 nodes.", 10 * time.Second,
 		},
 		"no image": {
 			counting(3, 1, 2), []corev1.Pod{pod("b", "n2", 5, waiting("ErrImagePull", "not found")), pod("c", "n1", 5, ready), pod("a", "n3", 5, waiting("ErrImagePull", "not found"))},
-			failing + "pod ns/b on node n2: its image example.com/agent:v2 cannot be had: ErrImagePull: not found (and 1 more); meanwhile the update stands at 1 of 3 nodes", 0,
+			failing + "Pod ns/b on node n2: image example.com/agent:v2 cannot be pulled: ErrImagePull: not found (and 1 more). The update of the agents has reached 1 of 3 nodes.", 0,
 		},
 		"cannot be started": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, waiting("CreateContainerError", "no such file"))},
-			failing + "pod ns/a on node n1: its container cannot be started: CreateContainerError: no such file", 0,
+			failing + "Pod ns/a on node n1: the container cannot be started: CreateContainerError: no such file.", 0,
 		},
 		"crash loop": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, container(corev1.ContainerStatus{State: backOff, LastTerminationState: failed, RestartCount: 5}))},
-			failing + "pod ns/a on node n1: it keeps ending, last with exit code 1: nodeproxy-agent: no such flag", 0,
+			failing + "Pod ns/a on node n1: the container keeps crashing, last with exit code 1: nodeproxy-agent: no such flag.", 0,
 		},
 		"crash loop, between two starts": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, container(corev1.ContainerStatus{State: started, LastTerminationState: killed, RestartCount: 2}))},
-			failing + "pod ns/a on node n1: it keeps ending, last with exit code 137 (OOMKilled)", 0,
+			failing + "Pod ns/a on node n1: the container keeps crashing, last with exit code 137 (OOMKilled).", 0,
 		},
 		"ready again after crashes": {
 			counting(1, 1, 1), []corev1.Pod{pod("a", "n1", 5, ready, container(corev1.ContainerStatus{State: started, LastTerminationState: killed, RestartCount: 2}))},
@@ -107,17 +107,17 @@ func TestAssess(t *testing.T) {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, container(corev1.ContainerStatus{State: started, RestartCount: 7, LastTerminationState: corev1.ContainerState{
 				Terminated: &corev1.ContainerStateTerminated{ExitCode: 255, Reason: "Unknown", StartedAt: metav1.NewTime(now.Add(-20 * time.Minute)), FinishedAt: metav1.NewTime(now.Add(-10 * time.Minute))},
 			}}))},
-			updating + "agents are ready on 0 of 1 nodes", 55 * time.Second,
+			updating + "Agents are ready on 0 of 1 nodes.", 55 * time.Second,
 		},
 		"one restart": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, container(corev1.ContainerStatus{State: started, LastTerminationState: killed, RestartCount: 1}))},
-			updating + "agents are ready on 0 of 1 nodes", 55 * time.Second,
+			updating + "Agents are ready on 0 of 1 nodes.", 55 * time.Second,
 		},
 		"evicted": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, func(p *corev1.Pod) {
 				p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "Evicted", "the node was low on memory"
 			})},
-			failing + "pod ns/a on node n1: it has failed: Evicted: the node was low on memory", 0,
+			failing + "Pod ns/a on node n1: it has failed: Evicted: the node was low on memory.", 0,
 		},
 		"not scheduled": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "", 61, func(p *corev1.Pod) {
@@ -126,19 +126,19 @@ func TestAssess(t *testing.T) {
 					NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: "In", Values: []string{"n7"}}}}},
 				}}}
 			})},
-			notReady + "pod ns/a on node n7: it gets no node: Unschedulable: 0/3 nodes are available", 0,
+			notReady + "Pod ns/a on node n7: it cannot be scheduled: Unschedulable: 0/3 nodes are available.", 0,
 		},
 		"runs, not ready": {
 			counting(2, 1, 1), []corev1.Pod{pod("a", "n1", 60, container(corev1.ContainerStatus{State: started}))},
-			notReady + "pod ns/a on node n1: it runs but has not become ready for more than a minute; see `kubectl get nodeproxyrules n1 -o wide` or its log; meanwhile the update stands at 1 of 2 nodes", 0,
+			notReady + "Pod ns/a on node n1: it is running but has not been ready for more than a minute; see `kubectl get nodeproxyrules n1 -o wide` or its log. The update of the agents has reached 1 of 2 nodes.", 0,
 		},
 		"not started": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 60, waiting("ContainerCreating", ""))},
-			notReady + "pod ns/a on node n1: it has not been started for more than a minute; see its events: `kubectl -n ns describe pod a`", 0,
+			notReady + "Pod ns/a on node n1: it has not started for more than a minute; see its events: `kubectl -n ns describe pod a`.", 0,
 		},
 		"a failing one comes before one that waits": {
 			counting(2, 2, 0), []corev1.Pod{pod("a", "n1", 99), pod("b", "n2", 5, waiting("ImagePullBackOff", ""))},
-			failing + "pod ns/b on node n2: its image example.com/agent:v2 cannot be had: ImagePullBackOff (and 1 more)", 0,
+			failing + "Pod ns/b on node n2: image example.com/agent:v2 cannot be pulled: ImagePullBackOff (and 1 more).", 0,
 		},
 		"one that goes does not count": {
 			counting(1, 1, 1), []corev1.Pod{pod("a", "n1", 99, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: now} })},
@@ -148,7 +148,7 @@ func TestAssess(t *testing.T) {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 900, func(p *corev1.Pod) {
 				p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-10 * time.Second))
 			})},
-			updating + "agents are ready on 0 of 1 nodes", 50 * time.Second,
+			updating + "Agents are ready on 0 of 1 nodes.", 50 * time.Second,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,30 +2,23 @@ package agents
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
-	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
-	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
@@ -33,35 +26,18 @@ import (
 // It applies its fields and leaves all others alone. The DaemonSet has no owner: without NodeProxy
 // the agents stay and retain their rules. It runs once at a time.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Clock      clock.PassiveClock
-	Metrics    *metrics.Metrics
-	Findings   *findings.Findings
-	Namespace  string
-	Image      string // unless NodeProxy names another
-	// ExposeMetrics: the agents serve /metrics on every address of their node.
-	ExposeMetrics bool
-	// ShareProxyPorts: the agents' pods do not reserve kube-proxy's ports.
-	ShareProxyPorts bool
-
-	applied     objects.Written
-	lastApplied time.Time
+	Client   client.Client // reads come from the cache
+	Findings *findings.Findings
+	Applier  *objects.Applier
+	Agents   agentdeploy.Options
 }
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxies,verbs=list;watch
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch;create;patch,resourceNames=nodeproxy-agent,namespace=nodeproxy-system
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
-	only := watches.OnlyNodeProxy()
-	return builder.ControllerManagedBy(mgr).
-		Named("agents").
-		Watches(&v1alpha1.NodeProxy{}, only, builder.WithPredicates(watches.SpecChanged())).
-		Watches(&appsv1.DaemonSet{}, only).
-		WatchesRawSource(source.Channel(wake, only)). // a new term
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+func (r *Reconciler) Setup(s watches.Setup) error {
+	return s.Add("agents", r, watches.On(&v1alpha1.NodeProxy{}, watches.SpecChanged()), watches.On(&appsv1.DaemonSet{}))
 }
 
 // Reconcile applies the DaemonSet if it differs.
@@ -74,100 +50,60 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{})
 		return ctrl.Result{}, nil
 	}
-	want, err := agentdeploy.DaemonSet(np.Spec.Agent, r.Namespace, r.Image)
-	if err == nil && r.ExposeMetrics {
-		err = agentdeploy.ExposeMetrics(want)
-	}
-	if err == nil && r.ShareProxyPorts {
-		err = agentdeploy.ShareProxyPorts(want)
-	}
+	desired, err := agentdeploy.DaemonSet(np.Spec.Agent, r.Agents)
 	if errors.Is(err, agentdeploy.ErrNoImage) {
-		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{Reason: v1alpha1.ReasonNoAgentImage, Message: err.Error()})
+		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{
+			Reason:  v1alpha1.ReasonNoAgentImage,
+			Message: "No agent image is configured. Set spec.agent.image, or RELATED_IMAGE_AGENT in the controller's environment.",
+		})
 		return ctrl.Result{}, nil
 	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	stored := &appsv1.DaemonSet{}
-	found, err := objects.Get(ctx, r.Client, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.Name}, stored)
+	exists, err := objects.Get(ctx, r.Client, client.ObjectKey{Namespace: r.Agents.Namespace, Name: agentdeploy.Name}, stored)
+	if err != nil || stored.DeletionTimestamp != nil {
+		return ctrl.Result{}, err // its end triggers this again
+	}
+	again, err := r.Applier.Apply(metrics.KindDaemonSet, agentdeploy.Name, stored, exists, desired, func() (client.Object, error) {
+		return r.apply(ctx, desired)
+	})
 	if err != nil {
-		return ctrl.Result{}, err
-	}
-	if found && stored.DeletionTimestamp != nil {
-		return ctrl.Result{}, nil // its end will be seen
-	}
-	desired, err := objects.Fingerprint(want)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	if found {
-		now, err := storedFingerprint(stored)
-		if err != nil {
-			return ctrl.Result{}, err
-		}
-		if r.applied == (objects.Written{Desired: desired, Stored: now}) {
-			r.Metrics.Skip(metrics.KindDaemonSet)
-			r.Findings.Report(findings.AboutDaemonSet, findings.Finding{})
-			return ctrl.Result{}, nil
-		}
-	}
-	if wait := retry.ApplyPause - r.Clock.Since(r.lastApplied); wait > 0 {
-		return ctrl.Result{RequeueAfter: wait}, nil
-	}
-	return r.apply(ctx, want, desired)
-}
-
-// apply writes the DaemonSet.
-func (r *Reconciler) apply(ctx context.Context, want *appsv1ac.DaemonSetApplyConfiguration, desired uint64) (ctrl.Result, error) {
-	r.applied, r.lastApplied = objects.Written{}, r.Clock.Now()
-	if err := r.Client.Apply(ctx, want, objects.FieldOwner, client.ForceOwnership); err != nil {
 		return r.notApplied(ctx, err)
 	}
-	stored, err := asStored(want)
-	if err != nil {
-		return ctrl.Result{}, err
+	if again == 0 {
+		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{})
 	}
-	now, err := storedFingerprint(stored)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	r.applied = objects.Written{Desired: desired, Stored: now}
-	r.Metrics.Wrote(metrics.KindDaemonSet, metrics.OpApply)
-	r.Findings.Report(findings.AboutDaemonSet, findings.Finding{})
-	log.FromContext(ctx).Info("Applied the agents' DaemonSet", "namespace", r.Namespace, "generation", stored.Generation)
-	return ctrl.Result{}, nil
+	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// notApplied reports that the DaemonSet was not applied.
+// apply returns what the API server has stored, with which it fills the applied object.
+func (r *Reconciler) apply(ctx context.Context, desired *appsv1ac.DaemonSetApplyConfiguration) (client.Object, error) {
+	if err := r.Client.Apply(ctx, desired, objects.FieldOwner, client.ForceOwnership); err != nil {
+		return nil, fmt.Errorf("apply the DaemonSet %s/%s: %w", r.Agents.Namespace, agentdeploy.Name, err)
+	}
+	stored := &appsv1.DaemonSet{}
+	if err := agentdeploy.Convert(desired, stored); err != nil {
+		return nil, err
+	}
+	log.FromContext(ctx).Info("Applied the agents' DaemonSet", "namespace", r.Agents.Namespace, "generation", stored.Generation)
+	return stored, nil
+}
+
+// notApplied reports that the API server denied the DaemonSet.
 func (r *Reconciler) notApplied(ctx context.Context, err error) (ctrl.Result, error) {
 	var answer apierrors.APIStatus
 	if errors.As(err, &answer) {
 		r.Findings.Report(findings.AboutDaemonSet, findings.Finding{
-			Reason:  v1alpha1.ReasonDaemonSetDenied,
-			Message: fmt.Sprintf("The API server denies the DaemonSet %s/%s, so the agents are not changed: %s", r.Namespace, agentdeploy.Name, retry.Message(err)),
+			Reason: v1alpha1.ReasonDaemonSetDenied,
+			Message: text.Sentence(fmt.Sprintf("The API server denies the DaemonSet %s/%s, so agents are not updated: %s",
+				r.Agents.Namespace, agentdeploy.Name, retry.Message(err))),
 		})
 	}
 	if retry.Denied(err) || apierrors.IsBadRequest(err) {
-		log.FromContext(ctx).Info("The API server denied the agents' DaemonSet; retrying when something changes", "retryAfter", retry.DeniedPause.String(), "why", err.Error())
+		log.FromContext(ctx).Info("The API server denied the agents' DaemonSet; retrying", "retryAfter", retry.DeniedPause.String(), "error", err.Error())
 		return ctrl.Result{RequeueAfter: retry.DeniedPause}, nil
 	}
-	return ctrl.Result{}, fmt.Errorf("apply the DaemonSet %s/%s: %w", r.Namespace, agentdeploy.Name, err)
-}
-
-// asStored decodes an applied object, which the API server has filled with what it stored.
-func asStored(applied *appsv1ac.DaemonSetApplyConfiguration) (*appsv1.DaemonSet, error) {
-	out := &appsv1.DaemonSet{}
-	text, err := json.Marshal(applied)
-	if err == nil {
-		err = json.Unmarshal(text, out)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("decode the applied DaemonSet: %w", err)
-	}
-	return out, nil
-}
-
-// storedFingerprint is the fingerprint of what users could change in a DaemonSet.
-func storedFingerprint(d *appsv1.DaemonSet) (uint64, error) {
-	return objects.Fingerprint([]any{d.UID, d.Labels, d.Annotations, d.OwnerReferences, d.Spec})
+	return ctrl.Result{}, err
 }

@@ -1,2 +1,3 @@
-// Package agents keeps the agents' DaemonSet as NodeProxy asks, if the controller runs the agents.
+// Package agents maintains the agents' DaemonSet as NodeProxy specifies it, if the controller runs the
+// agents.
 package agents

@@ -43,8 +43,8 @@ var errServiceAddress = errors.New("this is the Service default/kubernetes, whic
 
 // Reconciler maintains the ConfigMap with the addresses of the API servers, which agents and
 // controllers read as a file: those that NodeProxy specifies, else those of the Service
-// default/kubernetes. It never writes an empty one, nor addresses none of which answers. It runs
-// once at a time.
+// default/kubernetes. It never writes an empty list, nor one without an address that answers. It must
+// have one worker.
 type Reconciler struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -105,15 +105,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	}
 	r.Findings.Report(findings.AboutAPIServers, findings.Finding{})
 	if len(urls) == 0 {
-		return ctrl.Result{}, nil // those that were known are better than none
+		return ctrl.Result{}, nil // known ones are better than none
 	}
 	return ctrl.Result{}, r.write(ctx, urls)
 }
 
-// usable returns the specified API servers if one of them answers, and reports what is wrong if
-// none does. Those that do not answer are included, because they may be down for a while, except
-// for addresses of the Service. An event reports those with errors. A list that has answered is not
-// checked again.
+// usable returns the specified API servers if one of them answers, and reports the errors if none
+// does. It includes those that do not answer, because they may be down for a while, except for
+// addresses of the Service, and reports them in an event. A list that has answered is not checked
+// again.
 func (r *Reconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]string, error) {
 	urls := np.Spec.APIServer.Endpoints
 	list := agentdeploy.APIServersFile(urls)
@@ -151,7 +151,7 @@ func (r *Reconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]stri
 
 // ask probes all API servers at once and returns the error of each.
 func (r *Reconciler) ask(ctx context.Context, urls []string) ([]error, error) {
-	var service corev1.Service
+	var service corev1.Service // without addresses if it does not exist
 	if _, err := objects.Get(ctx, r.Client, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: objects.KubernetesService}, &service); err != nil {
 		return nil, err
 	}
@@ -160,10 +160,10 @@ func (r *Reconciler) ask(ctx context.Context, urls []string) ([]error, error) {
 	for i, url := range urls {
 		wait.Go(func() {
 			if agentdeploy.IsServiceAddress(url, service.Spec.ClusterIPs) {
-				failures[i] = errServiceAddress // it would answer, and not when it is needed
+				failures[i] = errServiceAddress // it answers now, but not when it is needed
 				return
 			}
-			failures[i] = r.Probe.Probe(ctx, url)
+			failures[i] = r.Probe(ctx, url)
 		})
 	}
 	wait.Wait()
@@ -173,12 +173,11 @@ func (r *Reconciler) ask(ctx context.Context, urls []string) ([]error, error) {
 // write applies the ConfigMap if it differs.
 func (r *Reconciler) write(ctx context.Context, urls []string) error {
 	want := agentdeploy.APIServersFile(urls)
-	stored := &corev1.ConfigMap{}
-	found, err := objects.Get(ctx, r.Client, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.APIServersName}, stored)
+	stored, err := objects.Find[corev1.ConfigMap](ctx, r.Client, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.APIServersName})
 	if err != nil {
 		return err
 	}
-	if found && stored.Data[agentdeploy.APIServersKey] == want {
+	if stored != nil && stored.Data[agentdeploy.APIServersKey] == want {
 		r.Metrics.Skip(metrics.KindConfigMap)
 		return nil
 	}

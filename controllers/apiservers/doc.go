@@ -1,4 +1,4 @@
-// Package apiservers keeps the ConfigMap with the addresses of the API servers, which agents and
+// Package apiservers maintains the ConfigMap with the addresses of the API servers, which agents and
 // controllers read.
 //
 //   - controller.go: the reconciler

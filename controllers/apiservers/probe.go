@@ -15,21 +15,13 @@ import (
 // probeTimeout limits how long an API server takes to answer.
 const probeTimeout = 5 * time.Second
 
-// Probe checks whether an API server of this cluster answers.
-type Probe interface {
-	// Probe returns nil if one answers at a URL such as https://192.0.2.10:6443.
-	Probe(ctx context.Context, url string) error
-}
+// Probe returns nil if an API server of this cluster answers at a URL such as https://192.0.2.10:6443.
+type Probe func(ctx context.Context, url string) error
 
-// VersionProbe requests the version anonymously: it shows no credentials to whatever is at an
-// address that users have specified.
-type VersionProbe struct {
-	config *rest.Config
-}
-
-// NewProbe uses the certificate authority, and the name in the certificates, of the controller's
-// own configuration.
-func NewProbe(own *rest.Config) (*VersionProbe, error) {
+// NewProbe returns a probe with the certificate authority, and the name in the certificates, of the
+// controller's own configuration. It requests the version anonymously, so that no other server at an
+// address that users have specified gets credentials.
+func NewProbe(own *rest.Config) (Probe, error) {
 	config := rest.AnonymousClientConfig(own)
 	if config.ServerName == "" {
 		server, _, err := rest.DefaultServerUrlFor(own)
@@ -38,13 +30,12 @@ func NewProbe(own *rest.Config) (*VersionProbe, error) {
 		}
 		config.ServerName = server.Hostname()
 	}
-	return &VersionProbe{config: config}, nil
+	return func(ctx context.Context, server string) error { return requestVersion(ctx, config, server) }, nil
 }
 
-// Probe implements Probe.
-func (p *VersionProbe) Probe(ctx context.Context, server string) error {
+func requestVersion(ctx context.Context, config *rest.Config, server string) error {
 	// Read each time, because the file with the authority may change.
-	tls, err := rest.TLSConfigFor(p.config)
+	tls, err := rest.TLSConfigFor(config)
 	if err != nil {
 		return fmt.Errorf("set up TLS: %w", err)
 	}
@@ -79,7 +70,6 @@ func (p *VersionProbe) Probe(ctx context.Context, server string) error {
 	switch response.StatusCode {
 	case http.StatusOK, http.StatusUnauthorized, http.StatusForbidden: // it need not know us
 		return nil
-	default:
-		return fmt.Errorf("it answers %q, as no API server that works does", response.Status)
 	}
+	return fmt.Errorf("it answers %q, which no working API server does", response.Status)
 }

@@ -67,7 +67,7 @@ func TestAPIServerProbe(t *testing.T) {
 				ctx, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
 				defer cancel()
 			}
-			err = probe.Probe(ctx, cmp.Or(tt.url, server.URL+tt.path))
+			err = probe(ctx, cmp.Or(tt.url, server.URL+tt.path))
 			switch {
 			case tt.want == "" && err != nil, tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
 				t.Errorf("got %v, want %q in it", err, tt.want)

@@ -31,6 +31,9 @@ const (
 	failureAge = 2 * time.Minute
 )
 
+// noPolicies is why there are no policies on an old API server.
+const noPolicies = "the API server does not serve ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1 (Kubernetes 1.30 or later), so its limits are not enforced. The controller creates the policies once it does"
+
 // policyWatch watches our policies and their bindings. Nothing else waits for it: if they cannot be
 // read, all other work continues and an event reports it.
 type policyWatch struct {
@@ -101,7 +104,7 @@ func (w *policyWatch) follow(ctx context.Context, kind client.Object) (informer 
 		case ctx.Err() != nil:
 			return false, nil
 		case meta.IsNoMatchError(err):
-			w.fail(errNoPolicies.Error())
+			w.fail(noPolicies)
 			return false, nil
 		case err != nil:
 			w.fail(fmt.Sprintf("the API server does not report how it serves admission policies, so none is created or restored; retrying every %s: %v", followPause, err))

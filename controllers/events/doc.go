@@ -1,6 +1,6 @@
-// Package events writes events off the path of the reconcilers: at most one for each object and
-// reason in ten minutes, of which the last one counts.
+// Package events writes events, at most one for each object and reason in ten minutes, so that
+// reconcilers do not wait for the API server.
 //
-//   - recorder.go: what an event says, and under which name
+//   - recorder.go: the content and the name of an event
 //   - queue.go: when it is written, and what happens if that fails
 package events

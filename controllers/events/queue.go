@@ -29,17 +29,17 @@ const (
 	eventInterval = 10 * time.Minute
 	// eventTimeout limits how long the API server takes for an event.
 	eventTimeout = 2 * time.Second
-	// eventTick is how often the queue checks which events are due, and eventRetry the pause after
-	// one could not be written. After maxEventTries it is dropped.
+	// eventTick is how often the queue checks which events are due, and eventRetry the pause after a
+	// failed write. After maxEventTries an event is dropped.
 	eventTick     = 10 * time.Second
 	eventRetry    = 30 * time.Second
 	maxEventTries = 10
-	// maxEventSeries limits the memory for events, and maxNamespaceSeries the part of one
-	// namespace, so that it does not displace events of others. Objects without a namespace have
-	// maxNamespaceSeries of their own, in addition to maxEventSeries.
+	// maxEventSeries limits the memory for events, and maxNamespaceSeries the part of one namespace,
+	// so that it does not displace the events of others. Objects without a namespace have
+	// maxNamespaceSeries in addition.
 	maxEventSeries     = 10000
 	maxNamespaceSeries = 1000
-	// eventBatch is how many events are written before the queue checks again which come next.
+	// eventBatch is how many events are written before the queue checks again which are next.
 	eventBatch = 100
 )
 
@@ -50,16 +50,15 @@ const (
 	eventDropped = "dropped"
 )
 
-// Queue writes events one by one, so that reconcilers do not wait for them. What it remembers is
-// not needed for correct results.
+// Queue writes events one by one, so that reconcilers do not wait for them.
 type Queue struct {
 	leadership leader.Leadership
 	client     client.Client
 	clock      clock.WithTicker
 	metrics    *metrics.Metrics
 	wake       chan struct{}
-	// GivenUp is called, without the lock, after an event was given up. Set it before the first
-	// event is added.
+	// GivenUp is called, without the lock, after an event was dropped because it cannot be written.
+	// Set it before the first event is added.
 	GivenUp func(Series)
 
 	mu         sync.Mutex // guards everything below
@@ -74,21 +73,28 @@ type Series struct {
 	About  corev1.ObjectReference // without a version
 	Reason string
 	// generation is that of a policy: events about a change by an administrator do not wait for
-	// events that others have caused before.
+	// earlier events that others have caused.
 	generation int64
-	// only is the name of the only event of the series. Empty: there is one per eventInterval.
-	only string
+	only       string // the name of the only event of the series; empty: it has one per eventInterval
 }
 
 // state is the state of a series.
 type state struct {
 	next    *eventsv1.Event // the newest that is not written; nil: none
-	number  int             // of next, in the order in which events came
+	number  int             // of next, in the order in which events were added
 	due     time.Time       // of next
 	tries   int             // of next
 	written string          // name of the newest that is written
-	leftOut int             // how many others came and went since then
+	leftOut int             // how many others were omitted since then
 	until   time.Time       // no event after the next one before then
+}
+
+// retract drops the event that waits, if any, because it no longer applies.
+func (s *state) retract() {
+	if s.next != nil {
+		s.next = nil
+		s.leftOut++
+	}
 }
 
 // NewQueue returns a queue, which writes once it is started.
@@ -131,14 +137,10 @@ func (q *Queue) add(series Series, event *eventsv1.Event, now time.Time) (first,
 	if event.Name == s.written && now.Before(s.until) {
 		return false, true
 	}
-	first = !now.Before(s.until)
-	if first {
-		s.until = now.Add(eventInterval)
-		s.due = now
-	} else {
-		s.due = s.until
+	s.next, s.tries, s.due = event, 0, s.until
+	if first = !now.Before(s.until); first {
+		s.due, s.until = now, now.Add(eventInterval)
 	}
-	s.next, s.tries = event, 0
 	select {
 	case q.wake <- struct{}{}:
 	default: // it is awake already
@@ -146,27 +148,26 @@ func (q *Queue) add(series Series, event *eventsv1.Event, now time.Time) (first,
 	return first, true
 }
 
-// retract drops the event that waits in a series, because it no longer applies.
+// retract drops the event that waits in a series.
 func (q *Queue) retract(series Series) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if s := q.series[series]; s != nil && s.next != nil {
-		s.next = nil
-		s.leftOut++
+	if s := q.series[series]; s != nil {
+		s.retract()
 	}
 }
 
-// retractOthers drops the events that wait in an object's other series, because its state has
-// changed.
-func (q *Queue) retractOthers(than Series, now time.Time) {
+// addOnly adds an event, and drops those that wait in the object's other series, because its state
+// has changed.
+func (q *Queue) addOnly(series Series, event *eventsv1.Event, now time.Time) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	for series, s := range q.series {
-		if series.About == than.About && series != than && s.next != nil && s.due.After(now) {
-			s.next = nil
-			s.leftOut++
+	for other, s := range q.series {
+		if other.About == series.About && other != series && s.due.After(now) {
+			s.retract()
 		}
 	}
+	q.mu.Unlock()
+	q.add(series, event, now)
 }
 
 // RetractAll retracts the events of all series of a reason. Its reconciler adds again those that
@@ -175,9 +176,8 @@ func (q *Queue) RetractAll(reason string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for series, s := range q.series {
-		if series.Reason == reason && s.next != nil {
-			s.next = nil
-			s.leftOut++
+		if series.Reason == reason {
+			s.retract()
 		}
 	}
 }
@@ -235,32 +235,24 @@ func (q *Queue) writeDue(ctx context.Context) {
 func (q *Queue) nextDue(now time.Time) []Series {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	type entry struct {
-		series Series
-		due    time.Time
-		number int
-	}
-	var entries []entry
+	var due []Series
 	for series, s := range q.series {
 		switch {
 		case s.next == nil && !now.Before(s.until):
 			q.forget(series)
 		case s.next != nil && !now.Before(s.due):
-			entries = append(entries, entry{series, s.due, s.number})
+			due = append(due, series)
 		}
 	}
-	slices.SortFunc(entries, func(a, b entry) int {
+	slices.SortFunc(due, func(a, b Series) int {
 		return cmp.Or(
-			cmp.Compare(min(len(a.series.About.Namespace), 1), min(len(b.series.About.Namespace), 1)),
-			a.due.Compare(b.due), cmp.Compare(a.series.About.Namespace, b.series.About.Namespace),
-			cmp.Compare(a.series.About.Name, b.series.About.Name), cmp.Compare(a.number, b.number))
+			cmp.Compare(min(len(a.About.Namespace), 1), min(len(b.About.Namespace), 1)),
+			q.series[a].due.Compare(q.series[b].due),
+			cmp.Compare(a.About.Namespace, b.About.Namespace),
+			cmp.Compare(a.About.Name, b.About.Name),
+			cmp.Compare(q.series[a].number, q.series[b].number))
 	})
-	entries = entries[:min(len(entries), eventBatch)]
-	out := make([]Series, len(entries))
-	for i, e := range entries {
-		out[i] = e.series
-	}
-	return out
+	return due[:min(len(due), eventBatch)]
 }
 
 // forget drops a series. The caller holds mu.
@@ -272,7 +264,7 @@ func (q *Queue) forget(series Series) {
 	delete(q.series, series)
 }
 
-// write writes the next event of a series if it is still due: meanwhile it may have been retracted,
+// write writes the next event of a series if it is still due: meanwhile it may have been retracted
 // and another one added.
 func (q *Queue) write(ctx context.Context, series Series) {
 	q.mu.Lock()
@@ -290,14 +282,12 @@ func (q *Queue) write(ctx context.Context, series Series) {
 	if err != nil && ctx.Err() != nil {
 		return // this process does not lead any more
 	}
-
-	if q.wrote(ctx, series, s, next, leftOut, err) {
-		return
+	if !q.wrote(ctx, series, s, next, leftOut, err) {
+		q.GivenUp(series)
 	}
-	q.GivenUp(series)
 }
 
-// wrote records the result of writing an event, and returns false if the event is given up.
+// wrote records the result of writing an event, and returns false if the event is dropped.
 func (q *Queue) wrote(ctx context.Context, series Series, s *state, event *eventsv1.Event, leftOut int, err error) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -332,7 +322,7 @@ func (q *Queue) wrote(ctx context.Context, series Series, s *state, event *event
 	return err == nil || newer
 }
 
-// note logs once that events cannot be written, and when they can be again.
+// note logs once when writes of events begin to fail, and when they succeed again.
 func (q *Queue) note(ctx context.Context, event *eventsv1.Event, err error) {
 	failing := err != nil
 	if failing == q.failing {
@@ -358,7 +348,7 @@ func hopeless(err error) bool {
 	return code >= http.StatusBadRequest && code < http.StatusInternalServerError && code != http.StatusTooManyRequests
 }
 
-// counted returns an event that also says how many others were left out. Its name does not change.
+// counted returns an event of the same name with the number of omitted ones in its note.
 func counted(event *eventsv1.Event, leftOut int) *eventsv1.Event {
 	out := event.DeepCopy()
 	if leftOut > 0 {

@@ -66,7 +66,7 @@ func (s *store) fail(err error) {
 	s.err = err
 }
 
-// rig has events written when the test says so.
+// rig writes events when the test calls for it.
 type rig struct {
 	*Recorder
 	t        *testing.T
@@ -173,7 +173,7 @@ func TestEventSaysHowManyWereLeftOut(t *testing.T) {
 		t.Errorf("log %q, want one line", r.logged)
 	}
 
-	// A restart, which knows nothing of this, says nothing that is there.
+	// After a restart, existing events are not written again.
 	again := newRig(t)
 	again.store = r.store
 	again.queue.client = r.store

@@ -22,6 +22,9 @@ import (
 )
 
 const (
+	// ActionRender is the action of events about what was rendered.
+	ActionRender = "Render"
+
 	// reportingController is the source of the events.
 	reportingController = "nodeproxy.io/controller"
 	// nodeSeries is the namespace under which the queue counts events about Nodes: an outage of many
@@ -30,9 +33,8 @@ const (
 )
 
 // Recorder writes events about Services, Nodes, NodeProxy and policies. client-go's recorder merges
-// events that differ only in their text, but here the text matters. Therefore each event has a name
-// of its own, derived from its content, so that a restart does not write it twice. Events wait in a
-// queue, so that no reconciler waits for the API server.
+// events that differ only in their text, but here the text matters. Each event has a name derived
+// from its content, so that a restart does not write it twice.
 type Recorder struct {
 	clock clock.PassiveClock
 	queue *Queue
@@ -43,10 +45,10 @@ func NewRecorder(queue *Queue, c clock.PassiveClock) *Recorder {
 	return &Recorder{clock: c, queue: queue}
 }
 
-// Warn reports a problem of a Service, or with an empty note that it has none of this reason. Users
-// who can edit Services decide how often that changes, so each Service and reason has one event and
-// one log line per eventInterval: the first note at once, and the last of those that follow if it
-// still applies then. Warn returns false if the note was dropped.
+// Warn reports a problem of a Service, or with an empty note that it has none of this reason. Tenants
+// decide how often that changes, so each Service and reason has one event and one log line per
+// eventInterval: the first note at once, and the last of those that follow if it still applies then.
+// Warn returns false if the note was dropped.
 func (e *Recorder) Warn(ctx context.Context, svc *corev1.Service, reason, action, note string) bool {
 	series := Series{
 		About: corev1.ObjectReference{
@@ -80,30 +82,24 @@ func (e *Recorder) Transition(np *v1alpha1.NodeProxy, what Kind, note string) {
 	e.Write(metav1.NamespaceDefault, clusterObject(np, "NodeProxy"), what, note, np.ResourceVersion)
 }
 
-// TransitionOfPolicy is Transition for a policy. Users who can label Services cause some
-// transitions as often as they like: each policy, generation and reason has one event per
-// eventInterval. Those after the first one are only written if no other transition follows.
+// TransitionOfPolicy is Transition for a policy. Tenants who label Services cause some transitions as
+// often as they like, so each policy, generation and reason has one event per eventInterval. Those
+// after the first one are only written if no other transition follows.
 func (e *Recorder) TransitionOfPolicy(policy client.Object, kind string, what Kind, note string) {
 	about := clusterObject(policy, kind)
 	event := e.event(metav1.NamespaceDefault, about, what, note, about.ResourceVersion)
 	about.ResourceVersion = ""
-	series := Series{About: about, Reason: what.Reason, generation: policy.GetGeneration()}
-	now := e.clock.Now()
-	e.queue.retractOthers(series, now)
-	e.queue.add(series, event, now)
+	e.queue.addOnly(Series{About: about, Reason: what.Reason, generation: policy.GetGeneration()}, event, e.clock.Now())
 }
 
 // TransitionOfNode reports that the state of a Node's proxy has changed: of each reason at most once
-// per eventInterval, and nothing that no longer applies. The Node's name is its UID in events, as in
-// those of the kubelet.
+// per eventInterval, and nothing that no longer applies. In events the UID of a Node is its name, as
+// in those of the kubelet.
 func (e *Recorder) TransitionOfNode(rules *v1alpha1.NodeProxyRules, what Kind, note string) {
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: rules.Name, UID: types.UID(rules.Name)}
 	event := e.event(metav1.NamespaceDefault, about, what, note, rules.ResourceVersion)
 	about.Namespace = nodeSeries
-	series := Series{About: about, Reason: what.Reason}
-	now := e.clock.Now()
-	e.queue.retractOthers(series, now)
-	e.queue.add(series, event, now)
+	e.queue.addOnly(Series{About: about, Reason: what.Reason}, event, e.clock.Now())
 }
 
 // clusterObject refers to NodeProxy or a policy.
@@ -168,6 +164,3 @@ func instance() string {
 	}
 	return text.Truncate("nodeproxy-controller-"+host, 128)
 }
-
-// ActionRender is the action of events about what was rendered.
-const ActionRender = "Render"

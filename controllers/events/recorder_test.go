@@ -57,7 +57,7 @@ func (r *rig) changed(node, version, severity, reason, note string) {
 	r.TransitionOfNode(rules, Kind{severity, reason, "ProgramNode"}, note)
 }
 
-// kubectl describe node looks for the UID that the kubelet writes, which is the name.
+// kubectl describe node selects events by the UID that the kubelet writes, which is the name.
 func TestEventsAboutNodes(t *testing.T) {
 	r := newRig(t)
 	r.changed("work-7", "1", Warning, v1alpha1.ReasonFailed, "down")

@@ -1,3 +1,3 @@
-// Package findings passes on what reconcilers have to report in the status of NodeProxy, which
-// only package summary writes.
+// Package findings passes what reconcilers report in the status of NodeProxy to package summary,
+// its only writer.
 package findings

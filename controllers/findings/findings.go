@@ -1,6 +1,7 @@
 package findings
 
 import (
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -14,23 +15,23 @@ type Finding struct {
 	Message string
 }
 
-// Findings are the reports of the reconcilers that run the agents or roll out settings, in this
-// term. Only one reconciler writes the status of NodeProxy, and it reads them here.
+// Findings are the reports of the reconcilers that deploy the agents or roll out settings, in this
+// term.
 type Findings struct {
-	changed func() // called when something else is found than before
+	changed func() // called when a finding changes
 
 	mu    sync.Mutex // guards the following
 	found map[string]Finding
 }
 
-// What findings are about.
+// Subjects of findings.
 const (
 	AboutDaemonSet  = "the agents' DaemonSet"
 	AboutAPIServers = "the API servers"
 	AboutRollout    = "the rollout of settings"
 )
 
-// New returns findings; it calls changed when one differs from before.
+// New returns Findings that call changed when one differs from before.
 func New(changed func()) *Findings {
 	return &Findings{changed: changed, found: map[string]Finding{}}
 }
@@ -46,8 +47,8 @@ func (f *Findings) Report(about string, now Finding) {
 	}
 }
 
-// Of returns a finding. Until there is one in this term, it is what an earlier controller has
-// written in a condition with one of the reasons.
+// Of returns a finding. Until there is one in this term, it is the stored condition, if that has one
+// of the reasons.
 func (f *Findings) Of(about string, status *v1alpha1.NodeProxyStatus, condition string, reasons ...string) Finding {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -55,10 +56,8 @@ func (f *Findings) Of(about string, status *v1alpha1.NodeProxyStatus, condition 
 		return now
 	}
 	stored := meta.FindStatusCondition(status.Conditions, condition)
-	for _, reason := range reasons {
-		if stored != nil && stored.Reason == reason {
-			return Finding{Reason: reason, Message: stored.Message}
-		}
+	if stored != nil && slices.Contains(reasons, stored.Reason) {
+		return Finding{Reason: stored.Reason, Message: stored.Message}
 	}
 	return Finding{}
 }

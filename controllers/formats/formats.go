@@ -6,31 +6,36 @@ import (
 	"slices"
 	"sync"
 
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
 // Formats knows the version in which rendered objects are written. It is cached because checking
-// every node for every Service would cost too much. It follows from the cache alone, so a restart
-// changes nothing.
+// every node for every Service would cost too much.
 type Formats struct {
 	client   client.Reader // reads come from the cache
 	writable []int32
 	reading  chan struct{} // contains one while the nodes are read
 
-	// mu is not held while the nodes are read, which waits for the cache: a new term holds up every
-	// write until Forget returns.
+	// mu is not locked while the nodes are read, which waits for the cache: no write of a new term
+	// begins before Forget returns.
 	mu      sync.Mutex
 	version int32  // guarded by mu; 0: not known
 	term    int    // guarded by mu; counts calls of Forget
 	logged  string // guarded by mu; the nodes that were last logged as behind
 }
 
-// New returns what negotiates among the versions that can be written.
+// New returns Formats that negotiate among the versions that can be written.
 func New(c client.Reader, writable []int32) *Formats {
 	return &Formats{client: c, writable: writable, reading: make(chan struct{}, 1)}
 }
@@ -43,7 +48,7 @@ func (f *Formats) Current(ctx context.Context) (int32, error) {
 	if err := f.await(ctx); err != nil {
 		return 0, err
 	}
-	defer f.end()
+	defer func() { <-f.reading }()
 	if version, _ := f.known(); version != 0 { // another caller has read the nodes meanwhile
 		return version, nil
 	}
@@ -51,28 +56,16 @@ func (f *Formats) Current(ctx context.Context) (int32, error) {
 	return version, err
 }
 
-// negotiate reads what the nodes report, and returns whether the version has changed.
-func (f *Formats) negotiate(ctx context.Context) (changed bool, err error) {
-	if err := f.await(ctx); err != nil {
-		return false, err
-	}
-	defer f.end()
-	_, changed, err = f.read(ctx)
-	return changed, err
-}
-
-// await waits until no other caller reads the nodes, so that the latest result counts; end must be
-// called after it.
+// await waits until no other caller reads the nodes, so that the latest result counts. After it,
+// receive from reading.
 func (f *Formats) await(ctx context.Context) error {
 	select {
 	case f.reading <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("waiting for the versions that the nodes know: %w", ctx.Err())
+		return fmt.Errorf("wait for the versions that the nodes know: %w", ctx.Err())
 	}
 }
-
-func (f *Formats) end() { <-f.reading }
 
 func (f *Formats) known() (version int32, term int) {
 	f.mu.Lock()
@@ -100,8 +93,8 @@ func (f *Formats) read(ctx context.Context) (version int32, changed bool, err er
 	return version, changed, nil
 }
 
-// logVersion logs once for each set of nodes that they require an older version, and that the version
-// changes. mu must be held.
+// logVersion logs once for each set of nodes that they require an older version, and each change of
+// the version. The caller holds mu.
 func (f *Formats) logVersion(ctx context.Context, version int32, behind []string) {
 	const named = 3
 	text := text.FirstNames(behind, named)
@@ -120,4 +113,47 @@ func (f *Formats) Forget() {
 	defer f.mu.Unlock()
 	f.version = 0
 	f.term++
+}
+
+// Reconciler negotiates again when agents report other versions, and has everything rendered again
+// when the version to write changes.
+type Reconciler struct {
+	Leadership leader.Leadership
+	Formats    *Formats
+	Changed    func() // has everything rendered again
+}
+
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules,verbs=list;watch
+
+// Setup adds the reconciler to a manager.
+func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
+	return builder.ControllerManagedBy(mgr).
+		Named("format").
+		Watches(&v1alpha1.NodeProxyRules{}, watches.OnlyNodeProxy(), builder.WithPredicates(formatsChanged())).
+		WithOptions(o).
+		Complete(leader.Guard(r.Leadership, r))
+}
+
+// formatsChanged passes changes of the versions that nodes know.
+func formatsChanged() predicate.Predicate {
+	return watches.Updated(func(old, rules *v1alpha1.NodeProxyRules) bool {
+		before, after := old.Status.Agent, rules.Status.Agent
+		if before == nil || after == nil {
+			return before != after
+		}
+		return !slices.Equal(before.FormatVersions, after.FormatVersions)
+	})
+}
+
+// Reconcile negotiates.
+func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	if err := r.Formats.await(ctx); err != nil {
+		return ctrl.Result{}, err
+	}
+	defer func() { <-r.Formats.reading }()
+	_, changed, err := r.Formats.read(ctx)
+	if err == nil && changed {
+		r.Changed()
+	}
+	return ctrl.Result{}, err
 }

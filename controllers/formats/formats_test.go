@@ -13,14 +13,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// stuckReader is a cache whose lists wait until they are let go, as of a kind
-// that does not exist any more.
+// stuckReader is a cache whose lists block until they are released, as those of a deleted kind.
 type stuckReader struct {
 	client.Reader
 	lists  int
 	asked  chan struct{} // gets one for each list, unless nil
 	let    chan struct{}
-	heeds  bool    // the context of who asks
+	heeds  bool    // lists end with the caller's context
 	agents []int32 // the versions that the agent of the only node knows
 }
 
@@ -45,9 +44,9 @@ func (r *stuckReader) List(ctx context.Context, into client.ObjectList, _ ...cli
 	return nil
 }
 
-// TestATermBeginsWhileSomebodyLooks at the nodes: whoever says that it begins
-// holds the gate's lock, without which nothing is written and nothing stops.
-func TestATermBeginsWhileSomebodyLooks(t *testing.T) {
+// The notification of a new term has the gate's lock, without which nothing is written and nothing
+// stops, so it must not wait for a caller that reads the nodes.
+func TestTermBeginsWhileNodesAreRead(t *testing.T) {
 	reader := &stuckReader{let: make(chan struct{}), asked: make(chan struct{}, 2), agents: []int32{1}}
 	f := New(reader, []int32{1, 2})
 	answer := func() <-chan int32 {
@@ -69,14 +68,14 @@ func TestATermBeginsWhileSomebodyLooks(t *testing.T) {
 	case <-begun:
 	case <-time.After(10 * time.Second):
 		close(reader.let)
-		t.Fatal("a term cannot begin before the look has ended")
+		t.Fatal("a term cannot begin before the read has ended")
 	}
 	reader.let <- struct{}{}
 	if version := <-former; version != 1 {
-		t.Errorf("what was seen is %d", version)
+		t.Errorf("the read returned %d", version)
 	}
 	if version, _ := f.known(); version != 0 {
-		t.Error("what was seen in the former term counts")
+		t.Error("the result of the former term counts")
 	}
 	reader.agents = []int32{1, 2}
 	later := answer()
@@ -89,9 +88,8 @@ func TestATermBeginsWhileSomebodyLooks(t *testing.T) {
 	}
 }
 
-// TestManyAskForTheFormat: one looks for all, and whoever is told to stop does not
-// wait for it.
-func TestManyAskForTheFormat(t *testing.T) {
+// TestConcurrentCallersReadOnce: one caller reads for all, and a canceled one does not wait for it.
+func TestConcurrentCallersReadOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reader := &stuckReader{let: make(chan struct{}), heeds: true, agents: []int32{1}}
 		f := New(reader, []int32{1, 2})
@@ -108,7 +106,7 @@ func TestManyAskForTheFormat(t *testing.T) {
 		stop()
 		for range 5 {
 			if err := <-errs; !errors.Is(err, context.Canceled) {
-				t.Errorf("told to stop: %v", err)
+				t.Errorf("canceled: %v", err)
 			}
 		}
 		ctx, reader.lists = t.Context(), 0
@@ -123,7 +121,7 @@ func TestManyAskForTheFormat(t *testing.T) {
 			}
 		}
 		if reader.lists != 1 {
-			t.Errorf("%d looks", reader.lists)
+			t.Errorf("%d reads, want 1", reader.lists)
 		}
 	})
 }

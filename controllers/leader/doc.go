@@ -3,5 +3,4 @@
 //
 //   - election.go: the election
 //   - gate.go: lets work pass while this process leads
-//   - leadership.go: what reconcilers see of it
 package leader

@@ -15,7 +15,6 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 )
 
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=nodeproxy-system
@@ -35,38 +34,35 @@ const (
 
 // Election takes part in the election of the leader.
 type Election struct {
-	gate  *Gate
-	lock  *lock
-	clock clock.PassiveClock
-	log   logr.Logger
+	gate *Gate
+	lock *lock
 }
 
-// NewElection returns an election for the Lease of that name. The gate is open
-// while this process holds it.
+// NewElection returns an election for the Lease of that name. The gate is open while this process
+// holds it.
 func NewElection(config *rest.Config, namespace, name string, gate *Gate, log logr.Logger) (*Election, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), "leader-election")
 	config.Timeout = renewDeadline / 2 // one request that hangs must not cost the lease
 	client, err := coordinationv1.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("making a client for the election: %w", err)
+		return nil, fmt.Errorf("create the client of the election: %w", err)
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return nil, fmt.Errorf("reading the host's name: %w", err)
+		return nil, fmt.Errorf("read the host name: %w", err)
 	}
-	log = log.WithValues("lease", namespace+"/"+name)
-	return &Election{gate: gate, clock: gate.clock, log: log, lock: &lock{
+	return &Election{gate: gate, lock: &lock{
 		Interface: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name},
 			Client:     client,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())},
 		},
-		gate: gate, clock: gate.clock, log: log,
+		gate: gate, log: log.WithValues("lease", namespace+"/"+name),
 	}}, nil
 }
 
-// Run takes part until ctx is done. Then it lets current work end and gives the lease back, so that
-// a standby need not wait.
+// Run takes part until ctx is done. Then it lets current work end and releases the lease, so that a
+// standby need not wait.
 func (e *Election) Run(ctx context.Context) error {
 	// client-go would log every failed attempt; the lock logs changes.
 	running, end := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
@@ -88,7 +84,7 @@ func (e *Election) Run(ctx context.Context) error {
 			},
 		})
 		if err != nil {
-			return fmt.Errorf("setting up the election: %w", err)
+			return fmt.Errorf("set up the election: %w", err)
 		}
 		term, over := context.WithCancel(running)
 		e.lock.over = over
@@ -100,7 +96,7 @@ func (e *Election) Run(ctx context.Context) error {
 	return e.release(ctx)
 }
 
-// release gives the lease back if it is ours.
+// release releases the lease if this process holds it.
 func (e *Election) release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewDeadline/2)
 	defer cancel()
@@ -109,13 +105,13 @@ func (e *Election) release(ctx context.Context) error {
 		return nil
 	}
 	if err == nil {
-		now := metav1.NewTime(e.clock.Now())
+		now := metav1.NewTime(e.gate.clock.Now())
 		err = e.lock.Interface.Update(ctx, resourcelock.LeaderElectionRecord{
 			LeaseDurationSeconds: 1, AcquireTime: now, RenewTime: now, LeaderTransitions: record.LeaderTransitions,
 		})
 	}
 	if err != nil && !apierrors.IsConflict(err) {
-		return fmt.Errorf("giving the lease %s back, another controller takes over in %s: %w", e.lock.Describe(), leaseDuration, err)
+		return fmt.Errorf("release the lease %s, another controller takes over in %s: %w", e.lock.Describe(), leaseDuration, err)
 	}
 	return nil
 }
@@ -124,13 +120,12 @@ func (e *Election) release(ctx context.Context) error {
 // election uses it.
 type lock struct {
 	resourcelock.Interface
-	gate  *Gate
-	clock clock.PassiveClock
-	log   logr.Logger
+	gate *Gate
+	log  logr.Logger
 
 	over    func() // ends this election, so that the next one begins
 	leading bool
-	trouble bool
+	failing bool   // errors have been logged, and not their end
 	leader  string // that was last logged
 }
 
@@ -156,8 +151,8 @@ func (l *lock) takenBy(leader string) {
 	}
 	l.leader = leader
 	if l.leading {
-		l.log.Info("Lost the lease: another controller leads; this one writes nothing any more and stands by", "leader", leader)
-		l.over() // who has lost would go on trying to renew for a while
+		l.log.Info("Lost the lease to another controller; standing by", "leader", leader)
+		l.over() // client-go would try to renew for a while
 	} else {
 		l.log.Info("Another controller leads; standing by", "leader", leader)
 	}
@@ -166,13 +161,13 @@ func (l *lock) takenBy(leader string) {
 
 // Create implements resourcelock.Interface.
 func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	start := l.clock.Now()
+	start := l.gate.clock.Now()
 	return l.renewed(ctx, start, l.Interface.Create(ctx, record))
 }
 
 // Update implements resourcelock.Interface.
 func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	start := l.clock.Now()
+	start := l.gate.clock.Now()
 	return l.renewed(ctx, start, l.Interface.Update(ctx, record))
 }
 
@@ -182,10 +177,10 @@ func (l *lock) renewed(ctx context.Context, start time.Time, err error) error {
 		l.gate.extend(start.Add(renewDeadline))
 		if !l.leading {
 			l.leading, l.leader = true, l.Identity()
-			l.log.Info("Leading: this controller writes from now on", "identity", l.leader)
+			l.log.Info("Became the leader", "identity", l.leader)
 		}
 	}
-	if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) { // another one was faster
+	if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) { // another controller was faster
 		l.note(ctx, err)
 	}
 	return err
@@ -194,11 +189,11 @@ func (l *lock) renewed(ctx context.Context, start time.Time, err error) error {
 // note logs when errors of the lease begin and end.
 func (l *lock) note(ctx context.Context, err error) {
 	switch {
-	case err != nil && ctx.Err() == nil && !l.trouble:
-		l.trouble = true
-		l.log.Error(err, "The lease cannot be read or written; trying again. A leader that cannot renew it stops writing", "after", renewDeadline.String())
-	case err == nil && l.trouble:
-		l.trouble = false
+	case err != nil && ctx.Err() == nil && !l.failing:
+		l.failing = true
+		l.log.Error(err, "The lease cannot be read or written; retrying. A leader that cannot renew it stops writing", "after", renewDeadline.String())
+	case err == nil && l.failing:
+		l.failing = false
 		l.log.Info("The lease can be read and written again")
 	}
 }
@@ -206,7 +201,7 @@ func (l *lock) note(ctx context.Context, err error) {
 // lost notes that an election has ended.
 func (l *lock) lost(ctx context.Context) {
 	if l.leading && ctx.Err() == nil {
-		l.log.Info("Lost the lease: this controller writes nothing any more and stands by", "notRenewedFor", renewDeadline.String())
+		l.log.Info("Lost the lease; standing by", "notRenewedFor", renewDeadline.String())
 	}
 	l.leading = false
 }

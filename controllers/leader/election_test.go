@@ -9,7 +9,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// heldLock is a Lease that anybody may take at any time.
+// heldLock is a Lease that any controller may acquire at any time.
 type heldLock struct {
 	resourcelock.Interface
 	holder string
@@ -26,35 +26,35 @@ func (l *heldLock) Update(_ context.Context, r resourcelock.LeaderElectionRecord
 	return nil
 }
 
-// TestGateClosesOnceAnotherHoldsTheLease: a Lease that was deleted is taken by
-// whoever comes first, while the last renewal of the other is still fresh.
+// TestGateClosesOnceAnotherHoldsTheLease: a deleted Lease is acquired by the first controller that
+// tries, while the last renewal of the other one is still fresh.
 func TestGateClosesOnceAnotherHoldsTheLease(t *testing.T) {
 	clk := clocktesting.NewFakeClock(start)
 	g := NewGate(clk)
 	held := &heldLock{}
-	l := &lock{Interface: held, gate: g, clock: clk, over: func() {}, log: logr.Discard()}
+	l := &lock{Interface: held, gate: g, over: func() {}, log: logr.Discard()}
 	renew := func() {
 		if err := l.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	look := func() {
+	read := func() {
 		if _, _, err := l.Get(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	renew()
-	look()
+	read()
 	if !send(t, g, "PUT") {
 		t.Fatal("the leader may not write")
 	}
 	held.holder = "b"
-	look()
+	read()
 	if send(t, g, "PUT") {
 		t.Error("two controllers may write")
 	}
 	renew()
 	if !send(t, g, "PUT") {
-		t.Error("who leads again may not write")
+		t.Error("a controller that leads again may not write")
 	}
 }

@@ -9,10 +9,59 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
 )
 
+// Leadership decides when this process may write. A standby does everything else, so that it can
+// take over at once.
+type Leadership interface {
+	// Enter waits until this process may write. Term ends when it no longer may, or with ctx; leave
+	// must be called when the work is done. Enter fails only if ctx ends.
+	Enter(ctx context.Context) (term context.Context, leave func(), err error)
+	// TryEnter is Enter without waiting. Unless this process may write, ok is false and leave nil.
+	TryEnter(ctx context.Context) (term context.Context, leave func(), ok bool)
+	// Notify sets what is called at every change with whether this process may write now.
+	Notify(f func(leading bool))
+}
+
+// Always is the Leadership of the only controller.
+type Always struct{}
+
+// Enter implements Leadership.
+func (Always) Enter(ctx context.Context) (context.Context, func(), error) { return ctx, func() {}, nil }
+
+// TryEnter implements Leadership.
+func (Always) TryEnter(ctx context.Context) (context.Context, func(), bool) {
+	return ctx, func() {}, true
+}
+
+// Notify implements Leadership.
+func (Always) Notify(f func(bool)) { f(true) }
+
+// Guard returns a reconciler that waits until this process leads. On a standby each worker has one
+// item and the queue all others, each once however often it changes, so a takeover only has
+// to reconcile what is in the caches.
+func Guard(l Leadership, r reconcile.Reconciler) reconcile.Reconciler {
+	return reconcile.Func(func(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+		term, leave, err := l.Enter(ctx)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		defer leave()
+		result, err := r.Reconcile(term, req)
+		if err != nil && term.Err() != nil && ctx.Err() == nil {
+			// The lease was lost meanwhile: retry when this process leads again.
+			return ctrl.Result{RequeueAfter: retry.Soon}, nil
+		}
+		return result, err
+	})
+}
+
 // ErrNotLeading is the error of a write while another controller may lead.
-var ErrNotLeading = errors.New("this controller does not hold the lease, so it writes nothing")
+var ErrNotLeading = errors.New("this controller is not the leader, so it must not write")
 
 // Gate lets work pass while this process holds the lease. It depends on the time of the last
 // renewal, not on a notification of the loss: a process that was stopped for a while first finds
@@ -27,26 +76,24 @@ type Gate struct {
 	timer    clock.Timer
 	opened   chan struct{} // closed while leading
 	stopping bool
-	inside   int
-	idle     chan struct{} // closed once no work is inside; nil: nothing waits
-	notify   []func(leading bool)
+	inside   sync.WaitGroup // the work
+	notify   func(leading bool)
 }
 
 // NewGate returns a gate that is closed.
 func NewGate(clk clock.WithDelayedExecution) *Gate {
-	return &Gate{clock: clk, opened: make(chan struct{})}
+	return &Gate{clock: clk, opened: make(chan struct{}), notify: func(bool) {}}
 }
 
-// Notify calls f at every change with whether this process leads now. It must be called before the
-// election begins, and f must not use the gate.
+// Notify implements Leadership. It must be called before the election begins, and f must not use the
+// gate.
 func (g *Gate) Notify(f func(leading bool)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.notify = append(g.notify, f)
+	g.notify = f
 }
 
-// Enter waits until this process leads. The returned context ends when it no longer does or ctx
-// ends, and leave must be called when the work is done. It fails only if ctx ends.
+// Enter implements Leadership.
 func (g *Gate) Enter(ctx context.Context) (term context.Context, leave func(), err error) {
 	for {
 		term, leave, opened := g.enter(ctx)
@@ -55,14 +102,13 @@ func (g *Gate) Enter(ctx context.Context) (term context.Context, leave func(), e
 		}
 		select {
 		case <-ctx.Done():
-			return nil, nil, fmt.Errorf("waiting for the lease: %w", ctx.Err())
+			return nil, nil, fmt.Errorf("wait for the lease: %w", ctx.Err())
 		case <-opened:
 		}
 	}
 }
 
-// TryEnter is Enter without waiting: ok is false, and there is nothing to leave, while this process
-// does not lead.
+// TryEnter implements Leadership.
 func (g *Gate) TryEnter(ctx context.Context) (term context.Context, leave func(), ok bool) {
 	term, leave, _ = g.enter(ctx)
 	return term, leave, leave != nil
@@ -72,23 +118,18 @@ func (g *Gate) enter(ctx context.Context) (term context.Context, leave func(), o
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stopping {
-		return nil, nil, nil // it never opens again, though it may be open still for who is inside
+		return nil, nil, nil // it never opens again, and may still be open for work inside
 	}
 	if !g.current() {
 		return nil, nil, g.opened
 	}
-	g.inside++
+	g.inside.Add(1)
 	term, cancel := context.WithCancel(ctx)
 	unhook := context.AfterFunc(g.term, cancel)
 	return term, sync.OnceFunc(func() {
 		unhook()
 		cancel()
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.inside--; g.inside == 0 && g.idle != nil {
-			close(g.idle)
-			g.idle = nil
-		}
+		g.inside.Done()
 	}), nil
 }
 
@@ -108,21 +149,21 @@ func (t *guard) RoundTrip(request *http.Request) (*http.Response, error) {
 	switch request.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
 	default:
-		if !t.gate.mayWrite() {
+		if !t.gate.leads() {
 			return nil, ErrNotLeading
 		}
 	}
 	return t.next.RoundTrip(request)
 }
 
-// mayWrite reports whether work inside may still write.
-func (g *Gate) mayWrite() bool {
+// leads reports whether work inside may still write; if not, the gate closes.
+func (g *Gate) leads() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.current()
 }
 
-// current reports whether the lease is still held; if not, the gate closes. The caller holds mu.
+// current is leads for callers that hold mu.
 func (g *Gate) current() bool {
 	if g.term != nil && !g.clock.Now().Before(g.until) {
 		g.close()
@@ -144,19 +185,9 @@ func (g *Gate) extend(until time.Time) {
 		return
 	}
 	g.term, g.end = context.WithCancel(context.Background())
-	term := g.term
-	g.timer = g.clock.AfterFunc(left, func() { go g.expire(term) })
+	g.timer = g.clock.AfterFunc(left, func() { go g.leads() })
 	close(g.opened)
-	g.tell(true)
-}
-
-// expire closes the gate when a term has not been extended.
-func (g *Gate) expire(term context.Context) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.term == term {
-		g.current()
-	}
+	g.notify(true)
 }
 
 // lose closes the gate and ends the work inside.
@@ -175,33 +206,24 @@ func (g *Gate) close() {
 	g.end()
 	g.term, g.end = nil, nil
 	g.opened = make(chan struct{})
-	g.tell(false)
-}
-
-// tell notifies of a change. The caller holds mu.
-func (g *Gate) tell(leading bool) {
-	for _, f := range g.notify {
-		f(leading)
-	}
+	g.notify(false)
 }
 
 // stop lets no more work enter, lets work inside finish within grace, and closes the gate for good.
 func (g *Gate) stop(grace time.Duration) {
 	g.mu.Lock()
-	g.stopping = true
-	var idle chan struct{}
-	if g.inside > 0 {
-		idle = make(chan struct{})
-		g.idle = idle
-	}
+	g.stopping = true // no more work is added
 	g.mu.Unlock()
-	if idle != nil {
-		timer := g.clock.NewTimer(grace)
-		defer timer.Stop()
-		select {
-		case <-idle:
-		case <-timer.C():
-		}
+	idle := make(chan struct{})
+	go func() {
+		defer close(idle)
+		g.inside.Wait()
+	}()
+	timer := g.clock.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-idle:
+	case <-timer.C():
 	}
 	g.lose()
 }

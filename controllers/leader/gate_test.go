@@ -19,7 +19,7 @@ type answer struct{}
 
 func (answer) RoundTrip(*http.Request) (*http.Response, error) { return &http.Response{}, nil }
 
-// send tells whether a request of that method gets through.
+// send reports whether the gate lets a request of that method pass.
 func send(t *testing.T, g *Gate, method string) bool {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, "https://192.0.2.1/", http.NoBody)
@@ -39,8 +39,8 @@ func send(t *testing.T, g *Gate, method string) bool {
 func TestGateFollowsRenewals(t *testing.T) {
 	clk := clocktesting.NewFakeClock(start)
 	g := NewGate(clk)
-	var told []bool
-	g.Notify(func(leading bool) { told = append(told, leading) })
+	var notified []bool
+	g.Notify(func(leading bool) { notified = append(notified, leading) })
 	if _, _, ok := g.TryEnter(t.Context()); ok || send(t, g, http.MethodPut) || !send(t, g, http.MethodGet) {
 		t.Error("a gate is open, or closed to reads, before the lease is held")
 	}
@@ -75,8 +75,8 @@ func TestGateFollowsRenewals(t *testing.T) {
 		leave()
 	}
 	g.lose()
-	if want := []bool{true, false, true, false}; len(told) != len(want) {
-		t.Errorf("told %v, want %v", told, want)
+	if want := []bool{true, false, true, false}; len(notified) != len(want) {
+		t.Errorf("notified %v, want %v", notified, want)
 	}
 }
 
@@ -167,9 +167,9 @@ func TestEnterEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestNobodySpinsAtAGateThatStops: who comes while those inside finish waits for
+// TestNoWaiterSpinsAtAGateThatStops: work that arrives while work inside finishes waits for
 // its own end, and takes no time from them.
-func TestNobodySpinsAtAGateThatStops(t *testing.T) {
+func TestNoWaiterSpinsAtAGateThatStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGate(clock.RealClock{})
 		g.extend(time.Now().Add(time.Minute))

@@ -2,12 +2,14 @@ package liveness
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
@@ -17,14 +19,12 @@ import (
 const (
 	// Interval is the time between two checks of the agents' Leases.
 	Interval = 10 * time.Second
-	// Silence is how long an agent's Lease must not change until the agent counts as not
-	// responding.
+	// Silence is the age of an agent's last heartbeat at which it counts as not responding.
 	Silence = v1alpha1.AgentLeaseSeconds * time.Second
 	// lagLimit is how old rules must be before an agent lags that has not applied them.
 	lagLimit = time.Minute
 	// missedChecks is after how many missed checks the time between two does not count: the
-	// controller was stopped, or could not reach the API server, and then the agents could not
-	// either.
+	// controller was stopped, or could not reach the API server, and perhaps neither could the agents.
 	missedChecks = 3
 )
 
@@ -38,21 +38,20 @@ type Liveness struct {
 	lastCheck time.Time
 	agents    map[string]*agentState // by the Lease's name
 	versions  []versionSample        // oldest first
-	lag       map[string]bool        // the nodes that lag behind, by name
+	lag       sets.Set[string]       // the nodes that lag behind
 	lagKnown  bool
 }
 
 // agentState is what is known about one agent.
 type agentState struct {
-	renewed metav1.MicroTime // what its Lease says; zero without a Lease
+	renewed metav1.MicroTime // in its Lease; zero without a Lease
 	seen    time.Time        // when that was first seen, by the controller's clock
 	marked  bool             // it has been reported as not responding
 	checked time.Time        // the last check that found a Lease or rules
-	beside  time.Time        // the last check that found another proxy active
+	idle    time.Time        // the last check that found nothing to apply
 }
 
-// versionSample is the newest resourceVersion of all ServiceProxyRules at some
-// time.
+// versionSample is the newest resourceVersion of all ServiceProxyRules at some time.
 type versionSample struct {
 	at     time.Time
 	newest string
@@ -60,7 +59,7 @@ type versionSample struct {
 
 // New returns what is known before the first check.
 func New(interval time.Duration, namespace string) *Liveness {
-	return &Liveness{interval: interval, namespace: namespace, agents: map[string]*agentState{}, lag: map[string]bool{}}
+	return &Liveness{interval: interval, namespace: namespace, agents: map[string]*agentState{}}
 }
 
 // check evaluates the current objects. It returns the rules of the nodes to be reported as not
@@ -77,7 +76,7 @@ func (l *Liveness) check(now time.Time, leases []coordinationv1.Lease, rules []v
 		}
 	}
 	required, known := l.required(now, newest)
-	lag := map[string]bool{}
+	lag := sets.Set[string]{}
 	for i := range rules {
 		r := &rules[i]
 		name := v1alpha1.AgentLeaseName(r.Name)
@@ -90,18 +89,18 @@ func (l *Liveness) check(now time.Time, leases []coordinationv1.Lease, rules []v
 		case reports.NotResponding(r):
 			state.marked = true
 		case state.marked:
-			// The condition was overwritten: if by the agent, its Lease will follow; if not, it is
+			// The condition was overwritten: if by the agent, its Lease follows; otherwise it is
 			// reported again.
 			state.marked, state.seen = false, now
 		default:
 			silent = append(silent, r)
 		}
 		if appliesNothing(r) {
-			state.beside = now
+			state.idle = now
 		}
-		taking := now.Sub(state.beside) < lagLimit // it takes over, or cannot
+		taking := now.Sub(state.idle) < lagLimit // it takes over, or cannot
 		if known && !reports.Absent(r) && !reports.NotResponding(r) && !taking && objects.Older(appliedVersion(lease), required) {
-			lag[r.Name] = true
+			lag.Insert(r.Name)
 		}
 	}
 	for name, lease := range byName {
@@ -109,12 +108,8 @@ func (l *Liveness) check(now time.Time, leases []coordinationv1.Lease, rules []v
 			orphans = append(orphans, lease)
 		}
 	}
-	for name, state := range l.agents {
-		if !state.checked.Equal(now) {
-			delete(l.agents, name)
-		}
-	}
-	changed = known != l.lagKnown || !sameSet(lag, l.lag)
+	maps.DeleteFunc(l.agents, func(_ string, state *agentState) bool { return !state.checked.Equal(now) })
+	changed = known != l.lagKnown || !lag.Equal(l.lag)
 	l.lag, l.lagKnown = lag, known
 	return silent, orphans, changed
 }
@@ -151,10 +146,9 @@ func (l *Liveness) note(name string, lease *coordinationv1.Lease, now time.Time)
 	return state
 }
 
-// required returns the version that every agent should have applied by now:
-// the lowest of the newest ones of the last minute, because the newest rules
-// may have been deleted since. It is known after the first minute. The caller
-// holds mu.
+// required returns the version that every agent should have applied by now: the lowest of the newest
+// ones of the last minute, because the newest rules may have been deleted since. It is known after
+// the first minute. The caller holds mu.
 func (l *Liveness) required(now time.Time, newest string) (version string, known bool) {
 	l.versions = append(l.versions, versionSample{at: now, newest: newest})
 	for len(l.versions) > 1 && now.Sub(l.versions[1].at) >= lagLimit {
@@ -199,8 +193,8 @@ func (l *Liveness) silentCondition(rules *v1alpha1.NodeProxyRules) metav1.Condit
 	return SilentCondition(rules, l.namespace, renewed.Time)
 }
 
-// SilentCondition is the condition Programmed of a node whose agent does not respond. renewed is
-// the time in the agent's Lease in namespace, by the node's clock; zero if there is none.
+// SilentCondition is the condition Programmed of a node whose agent does not respond. renewed is the
+// renewal in the agent's Lease in namespace, by the node's clock; zero without a Lease.
 func SilentCondition(rules *v1alpha1.NodeProxyRules, namespace string, renewed time.Time) metav1.Condition {
 	lease := namespace + "/" + v1alpha1.AgentLeaseName(rules.Name)
 	c := metav1.Condition{
@@ -213,15 +207,15 @@ func SilentCondition(rules *v1alpha1.NodeProxyRules, namespace string, renewed t
 		c.Message = fmt.Sprintf("%s%s (Lease %s); the rest of this status may be stale. %s",
 			v1alpha1.MessageSilentSince, renewed.UTC().Format(time.RFC3339), lease, whatToDo)
 	case rules.Status.Agent != nil:
-		c.Message = fmt.Sprintf("no heartbeat of the agent (Lease %s does not exist); the rest of this status may be stale. %s", lease, whatToDo)
+		c.Message = fmt.Sprintf("No heartbeat from the agent (Lease %s does not exist); the rest of this status may be stale. %s", lease, whatToDo)
 	default:
 		c.Message = fmt.Sprintf("No agent has ever reported for this node (Lease %s does not exist). Check that nodeproxy-agent runs there, with this Node's name as --node-name, and reaches the API server.", lease)
 	}
 	return c
 }
 
-// appliesNothing reports whether the agent has nothing to apply, because another
-// proxy is active on its node or its rules were removed.
+// appliesNothing reports whether the agent has nothing to apply, because another proxy is active on
+// its node or its rules were removed.
 func appliesNothing(rules *v1alpha1.NodeProxyRules) bool {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
 	return c != nil && c.Status == metav1.ConditionFalse &&
@@ -233,13 +227,4 @@ func appliedVersion(lease *coordinationv1.Lease) string {
 		return ""
 	}
 	return lease.Annotations[v1alpha1.AnnotationAppliedResourceVersion]
-}
-
-func sameSet(a, b map[string]bool) bool {
-	for name := range a {
-		if !b[name] {
-			return false
-		}
-	}
-	return len(a) == len(b)
 }

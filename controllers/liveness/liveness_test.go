@@ -14,7 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// aCluster is what a liveness looks at, every five seconds.
+// aCluster is what is checked every five seconds.
 type aCluster struct {
 	*testing.T
 	Liveness *Liveness
@@ -78,7 +78,7 @@ func (c *aCluster) check() []string {
 	return names
 }
 
-// pass lets time go by with a look every five seconds, and returns what was
+// pass lets time pass with a check every five seconds, and returns what was
 // reported after how many seconds.
 func (c *aCluster) pass(d time.Duration, each func()) string {
 	var out []string
@@ -107,7 +107,7 @@ func TestSilentAgents(t *testing.T) {
 		c.check()
 		c.expect("b is renewed", c.pass(5*time.Minute, func() { c.renew("b", "100") }), "a at 90")
 	})
-	t.Run("from the first look, whatever the Lease says", func(t *testing.T) {
+	t.Run("from the first check, whatever time is in the Lease", func(t *testing.T) {
 		c := newCluster(t, "a")
 		c.leases["a"].Spec.RenewTime = &metav1.MicroTime{Time: c.now.AddDate(-1, 0, 0)}
 		c.check()
@@ -135,7 +135,7 @@ func TestSilentAgents(t *testing.T) {
 		c.check()
 		c.expect("dead", c.pass(time.Hour, nothing), "a at 90")
 		c.programmed("a")
-		c.expect("edited", c.pass(time.Hour, nothing), "a at 95") // seen by the first look
+		c.expect("edited", c.pass(time.Hour, nothing), "a at 95") // seen by the first check
 	})
 	t.Run("an agent that returns is not reported before its Lease follows", func(t *testing.T) {
 		c := newCluster(t, "a")

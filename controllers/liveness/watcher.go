@@ -27,14 +27,14 @@ import (
 const (
 	// checkTimeout limits how long the API server takes to list the Leases.
 	checkTimeout = 10 * time.Second
-	// standbyChecks: a standby only makes every so many checks, because each one reads all Leases.
-	// It must be less than missedLooks.
+	// standbyChecks is how often a standby checks, as a multiple of the interval, because each check
+	// reads all Leases. It must be less than missedChecks.
 	standbyChecks = 2
 )
 
 // Watcher checks the agents' Leases, and reports agents without heartbeat in the status of their
-// NodeProxyRules. It reads the Leases from the API server each time: after a broken watch, every
-// agent would look dead. A standby checks them too, to know them when it becomes the leader.
+// NodeProxyRules. It lists the Leases each time: with a broken watch, every agent would look dead. A
+// standby checks them too, to know them when it becomes the leader.
 type Watcher struct {
 	Leadership leader.Leadership
 	Client     client.Client // reads come from the cache
@@ -42,7 +42,7 @@ type Watcher struct {
 	Clock      clock.WithTicker
 	Metrics    *metrics.Metrics
 	Liveness   *Liveness
-	Changed    func() // called when other nodes lag behind than before
+	Changed    func() // called when the set of lagging nodes changes
 	failure    string // of the last check
 	left       int    // how many checks a standby still skips
 }
@@ -52,7 +52,11 @@ func (w *Watcher) Start(ctx context.Context) error {
 	ticker := w.Clock.NewTicker(w.Liveness.interval)
 	defer ticker.Stop()
 	for {
-		if w.due(w.leads(ctx)) {
+		_, leave, leads := w.Leadership.TryEnter(ctx)
+		if leads {
+			leave()
+		}
+		if w.due(leads) {
 			w.check(ctx)
 		}
 		select {
@@ -73,15 +77,6 @@ func (w *Watcher) due(leads bool) bool {
 	return true
 }
 
-// leads reports whether this process may write.
-func (w *Watcher) leads(ctx context.Context) bool {
-	_, leave, ok := w.Leadership.TryEnter(ctx)
-	if ok {
-		leave()
-	}
-	return ok
-}
-
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (*Watcher) NeedLeaderElection() bool { return false }
 
@@ -95,7 +90,7 @@ func (w *Watcher) check(ctx context.Context) {
 	if err != nil {
 		failure = err.Error()
 	}
-	if failure != w.failure && failure != "" {
+	if failure != "" && failure != w.failure {
 		ctrl.Log.Error(err, "Could not check the agents' Leases; retrying. Meanwhile no agent is reported as not responding", "every", w.Liveness.interval.String())
 	}
 	w.failure = failure
@@ -125,20 +120,16 @@ func (w *Watcher) tryCheck(ctx context.Context) error {
 		return nil
 	}
 	defer leave()
-	if err := w.act(term, silent, orphans); err != nil && term.Err() == nil {
-		return err
-	}
-	return nil
-}
-
-// act writes the results of a check.
-func (w *Watcher) act(ctx context.Context, silent []*v1alpha1.NodeProxyRules, orphans []*coordinationv1.Lease) error {
-	return objects.InParallel(ctx, len(silent)+len(orphans), func(i int) error {
+	err = objects.InParallel(term, len(silent)+len(orphans), func(i int) error {
 		if i < len(silent) {
-			return w.report(ctx, silent[i])
+			return w.report(term, silent[i])
 		}
-		return w.removeLease(ctx, orphans[i-len(silent)])
+		return w.removeLease(term, orphans[i-len(silent)])
 	})
+	if term.Err() != nil {
+		return nil // this process no longer leads
+	}
+	return err
 }
 
 // newestRules returns the newest resourceVersion of all ServiceProxyRules.
@@ -156,7 +147,7 @@ func (w *Watcher) newestRules(ctx context.Context) (string, error) {
 	return newest, nil
 }
 
-// report writes that an agent does not respond. The resourceVersion keeps it from overwriting a
+// report writes that an agent does not respond. The resourceVersion prevents it from overwriting a
 // newer report of the agent.
 func (w *Watcher) report(ctx context.Context, rules *v1alpha1.NodeProxyRules) error {
 	next := rules.DeepCopy()
@@ -177,12 +168,12 @@ func (w *Watcher) report(ctx context.Context, rules *v1alpha1.NodeProxyRules) er
 	}
 }
 
-// removeLease deletes the Lease of a silent agent whose Node is gone, once the API server has
-// confirmed that. It only asks if the cache lacks the Node: Leases of Nodes that nodeproxy no
-// longer serves stay, and would cost a request at every check.
+// removeLease deletes the Lease of a silent agent whose Node is deleted, once the API server has
+// confirmed that. It only asks if the cache lacks the Node: Leases of Nodes that nodeproxy no longer
+// serves remain, and would cost a request at every check.
 func (w *Watcher) removeLease(ctx context.Context, lease *coordinationv1.Lease) error {
 	if lease.Spec.HolderIdentity == nil || v1alpha1.AgentLeaseName(*lease.Spec.HolderIdentity) != lease.Name {
-		return nil // not one that an agent has written
+		return nil // no agent has written it
 	}
 	node := client.ObjectKey{Name: *lease.Spec.HolderIdentity}
 	exists, err := objects.Get(ctx, w.Client, node, &corev1.Node{})
@@ -193,7 +184,7 @@ func (w *Watcher) removeLease(ctx context.Context, lease *coordinationv1.Lease) 
 		return fmt.Errorf("confirm that the Node of a Lease is gone: %w", err)
 	}
 	if exists {
-		return nil // nodeproxy may have been switched off, for now
+		return nil // nodeproxy may be switched off temporarily
 	}
 	err = w.Client.Delete(ctx, lease, client.Preconditions{UID: &lease.UID, ResourceVersion: &lease.ResourceVersion})
 	if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {

@@ -63,9 +63,9 @@ func TestLeasesOfNodesThatExistCostNothing(t *testing.T) {
 	}
 }
 
-// A look reads all Leases from the API server, so a standby looks half as often,
-// but often enough that the time counts.
-func TestStandbyLooksLessOften(t *testing.T) {
+// A check reads all Leases from the API server, so a standby checks half as often, but often enough
+// that the time counts.
+func TestStandbyChecksLessOften(t *testing.T) {
 	w := &Watcher{}
 	for i, c := range []struct{ leads, want bool }{
 		{false, true}, {false, false}, {false, true}, {false, false}, // 20 s apart

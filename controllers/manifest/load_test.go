@@ -9,10 +9,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func write(t *testing.T, folder string, names ...string) {
+func write(t *testing.T, directory string, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		path := filepath.Join(folder, name)
+		path := filepath.Join(directory, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -23,11 +23,11 @@ func write(t *testing.T, folder string, names ...string) {
 }
 
 func TestLoad(t *testing.T) {
-	folder := t.TempDir()
-	write(t, folder, "a.yaml", "b.yml", "c.json", "readme.md", "kustomization.yaml", "deep/d.yaml", ".git/e.yaml", "only/deep/f.yaml")
+	directory := t.TempDir()
+	write(t, directory, "a.yaml", "b.yml", "c.json", "readme.md", "kustomization.yaml", "deep/d.yaml", ".git/e.yaml", "only/deep/f.yaml")
 	at := func(names ...string) []string {
 		for i, name := range names {
-			names[i] = filepath.Join(folder, name)
+			names[i] = filepath.Join(directory, name)
 		}
 		return names
 	}

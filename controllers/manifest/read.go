@@ -29,14 +29,14 @@ const (
 // Read is the content of files.
 type Read struct {
 	Objects preview.Objects
-	// Passed counts, by kind and apiVersion, the objects that nothing is rendered from.
-	Passed map[string]int
+	// ignored counts, by kind and apiVersion, the objects that nothing is rendered from.
+	ignored map[string]int
 }
 
 // Parse parses files, and validates what users write with their CRDs, which are in the directory
 // bases of crds. The error joins all problems, each with its place.
 func Parse(ctx context.Context, crds fs.FS, files []File) (*Read, error) {
-	r := &reader{schemas: &schemas{crds: crds, kinds: map[string]*schema{}}, read: &Read{Passed: map[string]int{}}, seen: map[string]place{}}
+	r := &reader{schemas: &schemas{crds: crds, kinds: map[string]*schema{}}, read: &Read{ignored: map[string]int{}}, seen: map[string]place{}}
 	r.takers = takers(&r.read.Objects)
 	for _, f := range files {
 		r.file(ctx, f)
@@ -44,7 +44,6 @@ func Parse(ctx context.Context, crds fs.FS, files []File) (*Read, error) {
 	return r.read, errors.Join(r.errs...)
 }
 
-// reader collects the content of files.
 type reader struct {
 	schemas *schemas
 	read    *Read
@@ -53,7 +52,6 @@ type reader struct {
 	errs    []error
 }
 
-// header is what all objects have.
 type header struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        struct {
@@ -77,7 +75,7 @@ func (r *reader) file(ctx context.Context, f File) {
 			continue
 		}
 		if string(raw) != "null" { // nothing but comments
-			r.document(ctx, at, raw)
+			r.document(ctx, at, raw, metav1.TypeMeta{})
 		}
 	}
 	if err != nil {
@@ -85,46 +83,34 @@ func (r *reader) file(ctx context.Context, f File) {
 	}
 }
 
-// document parses an object, or a list of objects.
-func (r *reader) document(ctx context.Context, at place, raw []byte) {
-	h := header{}
-	if err := json.Unmarshal(raw, &h); err != nil {
-		r.fail(at, "not an object of Kubernetes: %w", err)
-		return
-	}
-	of, isList := strings.CutSuffix(h.Kind, "List")
-	if !isList {
-		r.object(ctx, at, raw, h)
-		return
-	}
-	if h.Items == nil {
-		r.fail(at, "%s has no items", h.Kind)
-		return
-	}
-	for i, item := range *h.Items {
-		at.item = i + 1
-		r.item(ctx, at, item, metav1.TypeMeta{APIVersion: h.APIVersion, Kind: of})
-	}
-}
-
-// item parses one of a list. Items of a list of one kind need not name it.
-func (r *reader) item(ctx context.Context, at place, raw []byte, of metav1.TypeMeta) {
+// document parses an object, or a list of objects. Items of a list of one kind need not name it: then
+// it is of.
+func (r *reader) document(ctx context.Context, at place, raw []byte, of metav1.TypeMeta) {
 	h := header{}
 	if err := json.Unmarshal(raw, &h); err != nil {
 		r.fail(at, "not an object of Kubernetes: %w", err)
 		return
 	}
 	if h.Kind == "" && h.APIVersion == "" && of.Kind != "" {
-		fields := map[string]json.RawMessage{}
-		if err := json.Unmarshal(raw, &fields); err != nil {
-			r.fail(at, "not an object of Kubernetes: %w", err)
-			return
+		var fields map[string]json.RawMessage
+		if err := json.Unmarshal(raw, &fields); err == nil && fields != nil {
+			h.TypeMeta = of
+			fields["apiVersion"], fields["kind"] = quoted(of.APIVersion), quoted(of.Kind)
+			raw, _ = json.Marshal(fields) // of what was JSON before
 		}
-		h.TypeMeta = of
-		fields["apiVersion"], fields["kind"] = quoted(of.APIVersion), quoted(of.Kind)
-		raw, _ = json.Marshal(fields) // of what was JSON before
 	}
-	r.object(ctx, at, raw, h)
+	kind, isList := strings.CutSuffix(h.Kind, "List")
+	switch {
+	case !isList || at.item > 0:
+		r.object(ctx, at, raw, h)
+	case h.Items == nil:
+		r.fail(at, "%s has no items", h.Kind)
+	default:
+		for i, item := range *h.Items {
+			at.item = i + 1
+			r.document(ctx, at, item, metav1.TypeMeta{APIVersion: h.APIVersion, Kind: kind})
+		}
+	}
 }
 
 func quoted(s string) json.RawMessage {
@@ -132,10 +118,9 @@ func quoted(s string) json.RawMessage {
 	return out
 }
 
-// object parses one object.
 func (r *reader) object(ctx context.Context, at place, raw []byte, h header) {
 	if h.Kind == "" || h.APIVersion == "" {
-		r.fail(at, "apiVersion and kind are missing, so it is not known what this is")
+		r.fail(at, "apiVersion and kind are missing")
 		return
 	}
 	take, known := r.takers[h.TypeMeta]
@@ -145,7 +130,7 @@ func (r *reader) object(ctx context.Context, at place, raw []byte, h header) {
 				h.Kind, h.APIVersion, v1alpha1.GroupVersion, kindNodeProxy, kindNodePolicy, kindServicePolicy)
 			return
 		}
-		r.read.Passed[h.Kind+" ("+h.APIVersion+")"]++
+		r.read.ignored[h.Kind+" ("+h.APIVersion+")"]++
 		return
 	}
 	if h.Metadata.Name == "" {
@@ -158,7 +143,7 @@ func (r *reader) object(ctx context.Context, at place, raw []byte, h header) {
 	}
 	key := h.Kind + " " + name
 	if first, found := r.seen[key]; found {
-		r.fail(at, "%s is in %s already: which of them counts cannot be told", key, first)
+		r.fail(at, "%s is in %s already: it is ambiguous which one applies", key, first)
 		return
 	}
 	r.seen[key] = at
@@ -200,16 +185,15 @@ func takers(o *preview.Objects) map[metav1.TypeMeta]func(raw []byte) error {
 // more decodes into one more of a list.
 func more[T any](list *[]T) func([]byte) error {
 	return func(raw []byte) error {
-		var object T
-		if err := utiljson.UnmarshalCaseSensitivePreserveInts(raw, &object); err != nil {
-			return err
+		var object *T
+		err := one(&object)(raw)
+		if err == nil {
+			*list = append(*list, *object)
 		}
-		*list = append(*list, object)
-		return nil
+		return err
 	}
 }
 
-// one decodes into a pointer.
 func one[T any](into **T) func([]byte) error {
 	return func(raw []byte) error {
 		object := new(T)
@@ -221,16 +205,16 @@ func one[T any](into **T) func([]byte) error {
 	}
 }
 
-// PassedOver says which objects nothing is rendered from; empty if there are none.
-func (r *Read) PassedOver() string {
-	if len(r.Passed) == 0 {
+// Ignored names the objects that nothing is rendered from; empty if there are none.
+func (r *Read) Ignored() string {
+	if len(r.ignored) == 0 {
 		return ""
 	}
-	parts := make([]string, 0, len(r.Passed))
+	parts := make([]string, 0, len(r.ignored))
 	total := 0
-	for _, kind := range slices.Sorted(maps.Keys(r.Passed)) {
-		parts = append(parts, fmt.Sprintf("%d %s", r.Passed[kind], kind))
-		total += r.Passed[kind]
+	for _, kind := range slices.Sorted(maps.Keys(r.ignored)) {
+		parts = append(parts, fmt.Sprintf("%d %s", r.ignored[kind], kind))
+		total += r.ignored[kind]
 	}
-	return fmt.Sprintf("%d objects that nothing is rendered from are passed over: %s", total, strings.Join(parts, ", "))
+	return fmt.Sprintf("%d objects are ignored because nothing is rendered from them: %s", total, strings.Join(parts, ", "))
 }

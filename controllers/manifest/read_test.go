@@ -54,22 +54,22 @@ func TestForms(t *testing.T) {
 	}
 }
 
-// What is of no use is passed over and counted.
-func TestPassedOver(t *testing.T) {
+// Objects that nothing is rendered from are counted.
+func TestIgnored(t *testing.T) {
 	got, err := parse(t, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\napiVersion: apps/v1\nkind: Deployment\n---\napiVersion: v1\nkind: ConfigMap\n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "3 objects that nothing is rendered from are passed over: 2 ConfigMap (v1), 1 Deployment (apps/v1)"; got.PassedOver() != want {
-		t.Errorf("got %q, want %q", got.PassedOver(), want)
+	if want := "3 objects are ignored because nothing is rendered from them: 2 ConfigMap (v1), 1 Deployment (apps/v1)"; got.Ignored() != want {
+		t.Errorf("got %q, want %q", got.Ignored(), want)
 	}
-	if got, err := parse(t, ""); err != nil || got.PassedOver() != "" {
+	if got, err := parse(t, ""); err != nil || got.Ignored() != "" {
 		t.Errorf("an empty file: %+v, %v", got, err)
 	}
 }
 
 // What is wrong is named with its place, and all of it at once.
-func TestRefused(t *testing.T) {
+func TestDenied(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"not YAML":            {"a: 1\n---\nb: [\n", "f1.yaml, document 2 (line 3): not YAML: yaml: line 3:"},
 		"the same key twice":  {"# c\n---\na: 1\nb: 2\na: 3\n", "line 5: key \"a\" already set in map"},
@@ -81,10 +81,11 @@ func TestRefused(t *testing.T) {
 		"no name":             {"apiVersion: v1\nkind: Node\n", "document 1 (line 1): Node: metadata.name is missing"},
 		"no such field of v1": {"apiVersion: v1\nkind: Node\nmetadata: {name: a}\nspec: 7\n", "document 1 (line 1): Node a: json: cannot unmarshal"},
 		"item of a list":      {"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: a}}\n- {apiVersion: v1, kind: Node}\n", "f1.yaml, document 1 (line 1), item 2: Node: metadata.name is missing"},
+		"null in a list":      {"apiVersion: v1\nkind: NodeList\nitems: [null]\n", "f1.yaml, document 1 (line 1), item 1: apiVersion and kind are missing"},
 		"twice":               {policyHead + "spec: {nodeSelector: {}, settings: {mode: IPVS}}\n---\n" + policyHead + "spec: {nodeSelector: {}, settings: {mode: IPVS}}\n", "document 2 (line 6): NodeProxyPolicy edge is in f1.yaml, document 1 (line 1) already"},
 
 		"unknown field":        {policyHead + "spec: {nodeSelector: {}, settings: {mode: IPVS, ipvs: {schedular: lc}}}\n", "NodeProxyPolicy edge: spec.settings.ipvs.schedular: there is no such field"},
-		"unknown metadata":     {strings.Replace(policyHead, "name: edge", "name: edge, lables: {a: b}", 1) + "spec: {nodeSelector: {}, settings: {mode: IPVS}}\n", `metadata: unknown field "lables"`},
+		"unknown metadata":     {strings.Replace(policyHead, "name: edge", "name: edge, lables: {a: b}", 1) + "spec: {nodeSelector: {}, settings: {mode: IPVS}}\n", "metadata.lables: there is no such field"},
 		"name":                 {strings.Replace(policyHead, "edge", "Edge_Pool", 1) + "spec: {nodeSelector: {}, settings: {mode: IPVS}}\n", "metadata.name: Invalid value"},
 		"scheduler":            {policyHead + "spec: {nodeSelector: {}, settings: {ipvs: {scheduler: fastest}}}\n", "spec.settings.ipvs.scheduler: Invalid value: settings.ipvs.scheduler must be a Linux IPVS scheduler"},
 		"no selector":          {policyHead + "spec: {settings: {mode: IPVS}}\n", "spec.nodeSelector: Required value"},
@@ -116,8 +117,8 @@ func servicePolicy(overrides string) string {
 	return "apiVersion: nodeproxy.io/v1alpha1\nkind: ServiceProxyPolicy\nmetadata: {name: p}\nspec:\n  namespaceSelector: {}\n  serviceSelector: {}\n  overrides: {" + overrides + "}\n"
 }
 
-// What the API server takes is taken here.
-func TestTaken(t *testing.T) {
+// What the API server accepts is accepted here.
+func TestAccepted(t *testing.T) {
 	for name, text := range map[string]string{
 		"percentage":     policyHead + "spec: {nodeSelector: {}, settings: {mode: IPVS}, rollout: {maxUnavailable: 10%}}\n",
 		"number":         policyHead + "spec: {nodeSelector: {}, settings: {mode: IPVS}, rollout: {maxUnavailable: 3}}\n",

@@ -2,7 +2,6 @@ package manifest
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io/fs"
 	"path"
@@ -13,14 +12,13 @@ import (
 	structural "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/listtype"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/objectmeta"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 	openapi "k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	metadata "k8s.io/apimachinery/pkg/api/validation"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	limits "k8s.io/apiserver/pkg/apis/cel"
-	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -33,14 +31,12 @@ type schemas struct {
 	kinds map[string]*schema
 }
 
-// schema is the schema of one kind.
 type schema struct {
 	structural *structural.Structural
 	openapi    openapi.SchemaValidator
 	cel        *cel.Validator
 }
 
-// of returns the schema of a kind.
 func (s *schemas) of(kind string) (*schema, error) {
 	if found := s.kinds[kind]; found != nil {
 		return found, nil
@@ -103,10 +99,11 @@ func (s *schemas) validate(ctx context.Context, kind string, raw []byte) ([]stri
 		return nil, err
 	}
 	var wrong []string
-	meta, err := readMeta(raw)
+	meta, _, unknown, err := objectmeta.GetObjectMetaWithOptions(object.Object, objectmeta.ObjectMetaOptions{ReturnUnknownFieldPaths: true})
 	if err != nil {
-		wrong = append(wrong, err.Error())
+		wrong = append(wrong, "metadata: "+err.Error())
 	} else {
+		meta.Namespace = "" // of no meaning, and dropped by the API server
 		wrong = append(wrong, texts(metadata.ValidateObjectMeta(meta, false, metadata.NameIsDNSSubdomain, field.NewPath("metadata")))...)
 	}
 	errs := openapi.ValidateCustomResource(nil, object.Object, of.openapi)
@@ -116,33 +113,11 @@ func (s *schemas) validate(ctx context.Context, kind string, raw []byte) ([]stri
 		errs = append(errs, broken...)
 	}
 	wrong = append(wrong, texts(errs)...)
-	for _, unknown := range pruning.PruneWithOptions(object.Object, of.structural, true, structural.UnknownFieldPathOptions{TrackUnknownFieldPaths: true}) {
-		wrong = append(wrong, fmt.Sprintf("%s: there is no such field", unknown))
+	unknown = append(unknown, pruning.PruneWithOptions(object.Object, of.structural, true, structural.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})...)
+	for _, path := range unknown {
+		wrong = append(wrong, path+": there is no such field")
 	}
 	return wrong, nil
-}
-
-// readMeta parses only the metadata.
-func readMeta(raw []byte) (*metav1.ObjectMeta, error) {
-	var object struct {
-		Metadata json.RawMessage `json:"metadata"`
-	}
-	if err := json.Unmarshal(raw, &object); err != nil {
-		return nil, err
-	}
-	meta := &metav1.ObjectMeta{}
-	if object.Metadata == nil {
-		return meta, nil
-	}
-	unknown, err := strictjson.UnmarshalStrict(object.Metadata, meta)
-	if err != nil {
-		return nil, fmt.Errorf("metadata: %w", err)
-	}
-	if len(unknown) > 0 {
-		return nil, fmt.Errorf("metadata: %w", unknown[0])
-	}
-	meta.Namespace = "" // of no meaning, and dropped by the API server
-	return meta, nil
 }
 
 func texts(errs field.ErrorList) []string {

@@ -1,3 +1,3 @@
-// Package metrics owns the controller's own metrics. Gauges of the cluster are only exported by the
+// Package metrics defines the controller's own metrics. Gauges of the cluster are only exported by the
 // leader. docs/metrics.md lists them; a test compares the two.
 package metrics

@@ -14,20 +14,16 @@ import (
 
 // Kinds and operations of writes, as metric labels.
 const (
-	KindService = "ServiceProxyRules"
-	KindNode    = "NodeProxyRules"
-	// For agents that do not respond.
-	KindNodeStatus    = "NodeProxyRules/status"
+	KindService       = "ServiceProxyRules"
+	KindNode          = "NodeProxyRules"
+	KindNodeStatus    = "NodeProxyRules/status" // for agents that do not respond
 	KindSummary       = "NodeProxy/status"
 	KindPolicyStatus  = "NodeProxyPolicy/status"
 	KindServicePolicy = "ServiceProxyPolicy/status"
-	// For the finalizer.
-	KindNodeProxy = "NodeProxy"
-	// For the startup taint.
-	KindTaint = "Node"
-	// For the agents.
-	KindDaemonSet = "DaemonSet"
-	KindConfigMap = "ConfigMap"
+	KindNodeProxy     = "NodeProxy" // for the finalizer
+	KindTaint         = "Node"      // for the startup taint
+	KindDaemonSet     = "DaemonSet"
+	KindConfigMap     = "ConfigMap"
 	// With --manage-cluster-objects.
 	KindAdmissionPolicy  = admission.KindPolicy
 	KindAdmissionBinding = admission.KindBinding
@@ -48,14 +44,14 @@ type Metrics struct {
 	leftOut  prometheus.Gauge
 	render   *prometheus.HistogramVec
 	nodes    *prometheus.GaugeVec
-	looks    *prometheus.CounterVec
+	checks   *prometheus.CounterVec
 	leading  prometheus.Gauge
 	toWrite  prometheus.Histogram
 	rollout  *prometheus.GaugeVec
 	shaped   *prometheus.GaugeVec
 	events   *prometheus.CounterVec
 
-	mu    sync.Mutex // guards leads, and that the gauges of the cluster go with it
+	mu    sync.Mutex // guards leads, and keeps the gauges of the cluster consistent with it
 	leads bool
 }
 
@@ -64,11 +60,11 @@ func New(r prometheus.Registerer) (*Metrics, error) {
 	m := &Metrics{
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nodeproxy_controller_writes_total",
-			Help: "Writes of rendered objects and of status that the API server took, by kind and operation.",
+			Help: "Successful writes of rendered objects and of status, by kind and operation.",
 		}, []string{"kind", "operation"}),
 		skipped: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nodeproxy_controller_skipped_writes_total",
-			Help: "Renderings, and looks at the status of NodeProxy, that equalled what is stored, so that nothing was written, by kind.",
+			Help: "Writes that were skipped because the object or status already has the desired content, by kind.",
 		}, []string{"kind"}),
 		rejected: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "nodeproxy_controller_unrendered_services",
@@ -87,14 +83,14 @@ func New(r prometheus.Registerer) (*Metrics, error) {
 			Name: "nodeproxy_controller_nodes",
 			Help: "Nodes by state (total, programmed, not_programmed, stale, audit, fallback, lagging), as in the status of NodeProxy; a node can have several. Only the controller that leads has them.",
 		}, []string{"state"}),
-		looks: prometheus.NewCounterVec(prometheus.CounterOpts{
+		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nodeproxy_controller_agent_looks_total",
-			Help: "Looks at the Leases of the agents, by result (done, failed). While they fail, no agent is reported as not responding.",
+			Help: "Checks of the agents' Leases, by result (done, failed). While they fail, no agent is reported as not responding.",
 		}, []string{"result"}),
 	}
 	m.rollout = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "nodeproxy_controller_rollout_nodes",
-		Help: "Nodes by policy, empty for NodeProxy, and state (selected, updated, programmed, unavailable, waiting, missed). While some missed the deadline, the rollout has stopped. Only the controller that leads has them.",
+		Help: "Nodes by policy, empty for NodeProxy, and state (selected, updated, programmed, unavailable, waiting, missed). While some missed the deadline, the rollout is halted. Only the controller that leads has them.",
 	}, []string{"policy", "state"})
 	m.leading = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "nodeproxy_controller_leading",
@@ -107,13 +103,13 @@ func New(r prometheus.Registerer) (*Metrics, error) {
 	})
 	m.shaped = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "nodeproxy_controller_service_policy_services",
-		Help: "Services by ServiceProxyPolicy and state (selected, applied, ineffective, rejected), as in its status; a Service can have several. Rejected are those that halted the change. Only the controller that leads has them.",
+		Help: "Services by ServiceProxyPolicy and state (selected, applied, ineffective, rejected); a Service can have several. Rejected are those that halted the change. Only the controller that leads has them.",
 	}, []string{"policy", "state"})
 	m.events = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeproxy_controller_events_total",
-		Help: "Events by result (written; failed: the API server did not take it; dropped: too many waited). Those that say what is there already count as written.",
+		Help: "Events by result (written; failed: the API server did not accept it; dropped: too many waited). Existing ones count as written.",
 	}, []string{"result"})
-	for _, c := range []prometheus.Collector{m.events, m.rollout, m.shaped, m.toWrite, m.leading, m.writes, m.skipped, m.rejected, m.leftOut, m.render, m.nodes, m.looks} {
+	for _, c := range []prometheus.Collector{m.events, m.rollout, m.shaped, m.toWrite, m.leading, m.writes, m.skipped, m.rejected, m.leftOut, m.render, m.nodes, m.checks} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -172,8 +168,8 @@ func (m *Metrics) showPolicies(gauges *prometheus.GaugeVec, policies map[string]
 	})
 }
 
-// show sets gauges of the cluster if this controller leads: work that has begun before the lease was
-// lost may end after it.
+// show sets gauges of the cluster if this controller leads: work that began before the lease was lost
+// may end after it.
 func (m *Metrics) show(set func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -202,7 +198,7 @@ func (m *Metrics) Checked(err error) {
 	if err != nil {
 		result = "failed"
 	}
-	m.looks.WithLabelValues(result).Inc()
+	m.checks.WithLabelValues(result).Inc()
 }
 
 // WroteSlice records the time from the change of a slice until the rules were written.

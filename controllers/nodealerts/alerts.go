@@ -19,7 +19,6 @@ import (
 
 const action = "ProgramNode"
 
-// recorder writes the events.
 type recorder interface {
 	TransitionOfNode(rules *v1alpha1.NodeProxyRules, what events.Kind, note string)
 }
@@ -60,7 +59,7 @@ func alert(before, after *v1alpha1.NodeProxyRules) (what events.Kind, note strin
 	return events.Kind{}, ""
 }
 
-// alarming reports whether a reason of Programmed needs someone to look at the node.
+// alarming reports whether a reason of Programmed needs attention.
 func alarming(reason string) bool {
 	switch reason {
 	case v1alpha1.ReasonAgentNotResponding, v1alpha1.ReasonConflictingProxy, v1alpha1.ReasonFailed, v1alpha1.ReasonSomeServicesRejected:

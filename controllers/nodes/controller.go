@@ -131,8 +131,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if stored != nil {
 		former = stored.Spec.LocalEndpoints
 	}
-	local := render.Members(req.Name, services, former)
-	input := render.NodeInput{Node: node, Current: stored, Members: local.Services, FormatVersion: format}
+	local := render.LocalEndpoints(req.Name, services, former)
+	input := render.NodeInput{Node: node, Current: stored, LocalEndpoints: local.Services, FormatVersion: format}
 	if settings != nil {
 		input.Settings, input.Policies = settings.Settings, settings.Policies
 	}
@@ -155,7 +155,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if node == nil {
 		again = retry.Sooner(again, absentNodeGrace-r.Clock.Since(absentSince))
 	}
-	if all := r.reportLeftOut(ctx, req.Name, local.LeftOut); local.Held || !all {
+	if all := r.reportLeftOut(ctx, req.Name, local.LeftOut); local.OverLimit || !all {
 		again = retry.Sooner(again, incompleteRetry)
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
@@ -243,7 +243,7 @@ func (r *Reconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpe
 	next := &v1alpha1.NodeProxyRules{ObjectMeta: *stored.ObjectMeta.DeepCopy(), Spec: spec}
 	delete(next.Annotations, v1alpha1.AnnotationNodeAbsentSince)
 	if mark != "" {
-		next.Annotations = objects.Merge(next.Annotations, map[string]string{v1alpha1.AnnotationNodeAbsentSince: mark})
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, v1alpha1.AnnotationNodeAbsentSince, mark)
 	}
 	if err := r.Client.Update(ctx, next); err != nil {
 		return 0, fmt.Errorf("update NodeProxyRules %s: %w", next.Name, err)

@@ -10,19 +10,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
-	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
 // NewGrant records which settings a node is given, and why.
-func NewGrant(r *policies.NodeResolution, by []rollout.Grant, now time.Time) v1alpha1.SettingsGrant {
-	g := v1alpha1.SettingsGrant{Time: metav1.NewTime(now.UTC().Truncate(time.Second)), Revision: r.Settings.Revision, Owners: PolicyOwners(r)}
-	for _, b := range by {
-		g.By = append(g.By, v1alpha1.Cause{Name: b.Name, Generation: b.Generation})
+func NewGrant(r *policies.NodeResolution, by []v1alpha1.Cause, now time.Time) v1alpha1.SettingsGrant {
+	return v1alpha1.SettingsGrant{
+		Time: metav1.NewTime(now.UTC().Truncate(time.Second)), Revision: r.Settings.Revision, Owners: PolicyOwners(r), By: by,
 	}
-	return g
 }
 
 // PolicyOwners returns the policies that set fields, by the field's path.
@@ -32,15 +28,11 @@ func PolicyOwners(r *policies.NodeResolution) map[string]string {
 	return owners
 }
 
-// GrantOf parses the grant of a node's settings, nil if there is none or it cannot be parsed: the
-// rules are from an older release, or were edited.
+// GrantOf parses the grant of a node's settings. It returns nil if there is none, because the rules
+// are from an older release, or if it was edited and is invalid.
 func GrantOf(rules *v1alpha1.NodeProxyRules) *v1alpha1.SettingsGrant {
-	text, found := rules.Annotations[v1alpha1.AnnotationRollout]
-	if !found {
-		return nil
-	}
 	g := &v1alpha1.SettingsGrant{}
-	if err := json.Unmarshal([]byte(text), g); err != nil {
+	if err := json.Unmarshal([]byte(rules.Annotations[v1alpha1.AnnotationRollout]), g); err != nil {
 		return nil
 	}
 	return g
@@ -52,9 +44,8 @@ func SetGrant(rules *v1alpha1.NodeProxyRules, g v1alpha1.SettingsGrant) error {
 	if err != nil {
 		return fmt.Errorf("encode the grant of settings to %s: %w", rules.Name, err)
 	}
-	rules.Annotations = objects.Merge(rules.Annotations, map[string]string{
-		v1alpha1.AnnotationRollout: string(text), v1alpha1.AnnotationIgnoreUpdates: "true",
-	})
+	metav1.SetMetaDataAnnotation(&rules.ObjectMeta, v1alpha1.AnnotationRollout, string(text))
+	metav1.SetMetaDataAnnotation(&rules.ObjectMeta, v1alpha1.AnnotationIgnoreUpdates, "true")
 	return nil
 }
 

@@ -10,14 +10,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
-	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 )
 
 func TestGrantsSurviveTheirAnnotation(t *testing.T) {
 	r := policies.NewNodes(nil, nil).Resolve(nil)
 	r.Owners["mode"] = "edge"
 	rules := &v1alpha1.NodeProxyRules{}
-	grant := NewGrant(r, []rollout.Grant{{Name: "edge", Generation: 7}, {Name: policies.Base, Generation: 3}}, controllertest.Noon)
+	grant := NewGrant(r, []v1alpha1.Cause{{Name: "edge", Generation: 7}, {Name: policies.Base, Generation: 3}}, controllertest.Noon)
 	if err := SetGrant(rules, grant); err != nil {
 		t.Fatal(err)
 	}

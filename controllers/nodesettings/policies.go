@@ -3,6 +3,7 @@ package nodesettings
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -16,14 +17,11 @@ import (
 
 // PolicySet is NodeProxy with all policies for nodes, parsed. It is not for concurrent use.
 type PolicySet struct {
-	All []*v1alpha1.NodeProxyPolicy // by name
-	// Invalid says what is wrong with a policy by itself. Such a policy is not used.
-	Invalid map[string]error
-	// invalidPolicies are the invalid policies, by name.
-	invalidPolicies []policies.NodePolicy
-	// Budgets are those of all policies, and of NodeProxy (policies.Base) if there is one.
-	Budgets map[string]rollout.Budget
-	Nodes   *policies.Nodes
+	All     []*v1alpha1.NodeProxyPolicy // by name
+	Nodes   *policies.Nodes             // the valid policies
+	Invalid map[string]error            // the errors of policies that are invalid by themselves
+	invalid []policies.NodePolicy       // these policies, by name
+	Budgets map[string]rollout.Budget   // of all policies, and of NodeProxy (policies.Base)
 }
 
 // NewPolicySet parses the NodeProxy, nil if there is none, and the policies.
@@ -37,20 +35,20 @@ func NewPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *Polic
 		budget, more := rollout.BudgetOf(p.Generation, p.Spec.Rollout, rolloutPath)
 		if errs = append(errs, more...); len(errs) > 0 {
 			s.Invalid[p.Name] = errs.ToAggregate()
-			s.invalidPolicies = append(s.invalidPolicies, policy)
+			s.invalid = append(s.invalid, policy)
 			budget = rollout.Budget{Generation: p.Generation, Paused: true} // it only counts what it selects
 		} else {
 			valid = append(valid, policy)
 		}
 		s.Budgets[p.Name] = budget
 	}
-	slices.SortFunc(s.invalidPolicies, func(a, b policies.NodePolicy) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.invalid, func(a, b policies.NodePolicy) int { return cmp.Compare(a.Name, b.Name) })
 	s.Refresh(all)
 	var base *v1alpha1.ProxySettings
 	if np != nil {
 		base = (*v1alpha1.ProxySettings)(np.Spec.Settings)
 		budget, errs := rollout.BudgetOf(np.Generation, np.Spec.Rollout, rolloutPath)
-		if len(errs) > 0 { // stored before the API denied it: better nothing than too much
+		if len(errs) > 0 { // stored before the API denied it: change nothing rather than too much
 			budget.Paused = true
 		}
 		s.Budgets[policies.Base] = budget
@@ -59,7 +57,7 @@ func NewPolicySet(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) *Polic
 	return s
 }
 
-// Fingerprint is equal for policy sets of the same objects.
+// Fingerprint identifies the versions of the objects of a PolicySet.
 func Fingerprint(np *v1alpha1.NodeProxy, all []v1alpha1.NodeProxyPolicy) string {
 	var parts []string
 	for i := range all {
@@ -96,9 +94,9 @@ func (s *PolicySet) Exists(name string) bool { return s.Find(name) != nil }
 // InvalidFor returns the first invalid policy, by name, that selects a node with these labels, or
 // shaped its settings before; empty: none.
 func (s *PolicySet) InvalidFor(nodeLabels labels.Set, shaped []string) string {
-	for i := range s.invalidPolicies {
-		if s.invalidPolicies[i].Keeps(nodeLabels, shaped) {
-			return s.invalidPolicies[i].Name
+	for i := range s.invalid {
+		if s.invalid[i].Retains(nodeLabels, shaped) {
+			return s.invalid[i].Name
 		}
 	}
 	return ""
@@ -108,32 +106,24 @@ func (s *PolicySet) InvalidFor(nodeLabels labels.Set, shaped []string) string {
 // policies that select it.
 func (s *PolicySet) Selecting(nodeLabels labels.Set, r *policies.NodeResolution) []string {
 	out := append([]string{policies.Base}, r.Matching...)
-	for i := range s.invalidPolicies {
-		if s.invalidPolicies[i].Selects(nodeLabels) {
-			out = append(out, s.invalidPolicies[i].Name)
+	for i := range s.invalid {
+		if s.invalid[i].Selects(nodeLabels) {
+			out = append(out, s.invalid[i].Name)
 		}
 	}
 	return out
 }
 
-// Causes returns the budgets that a change of a node's settings needs. For each field that differs,
-// it is that of the policy that sets it, else of the one that set it until now, else of the
-// NodeProxy. In addition, it is that of each policy that shaped the node and no longer does. The
-// NodeProxy stands in for policies that are gone.
+// Causes returns the budgets that a change of a node's settings needs: for each field that differs,
+// that of the policy that sets it, else of the one that set it until now, else of the NodeProxy, and
+// those of policies that shaped the node and no longer do. The NodeProxy replaces deleted policies.
 func (s *PolicySet) Causes(before *v1alpha1.ProxySettings, r *policies.NodeResolution, shaped []string, g *v1alpha1.SettingsGrant) []string {
-	owners := make(map[string]string, len(r.Owners))
+	owners := map[string]string{}
 	if g != nil {
-		for path, name := range g.Owners {
-			if s.Exists(name) {
-				owners[path] = name
-			}
-		}
+		maps.Copy(owners, g.Owners)
+		maps.DeleteFunc(owners, func(_, name string) bool { return !s.Exists(name) })
 	}
-	for path, name := range r.Owners {
-		if name != policies.Base {
-			owners[path] = name
-		}
-	}
+	maps.Copy(owners, PolicyOwners(r))
 	out := policies.Causes(v1alpha1.CompleteSettings(before), &r.Settings.Complete, owners)
 	for _, name := range shaped {
 		switch {
@@ -151,16 +141,15 @@ func (s *PolicySet) Causes(before *v1alpha1.ProxySettings, r *policies.NodeResol
 	return slices.Compact(out)
 }
 
-// LastingCauses updates the causes of a change that a node was given and has not applied yet: in
-// their present generation, and with the NodeProxy for policies that are gone.
-func (s *PolicySet) LastingCauses(by []rollout.Grant) []rollout.Grant {
+// LastingCauses updates the causes of a change that a node was given and has not applied yet, with
+// their current generations, and the NodeProxy instead of deleted policies.
+func (s *PolicySet) LastingCauses(by []v1alpha1.Cause) []v1alpha1.Cause {
 	var names []string
 	for _, g := range by {
-		if _, found := s.Budgets[g.Name]; found {
-			names = append(names, g.Name)
-		} else {
-			names = append(names, policies.Base)
+		if _, found := s.Budgets[g.Name]; !found {
+			g.Name = policies.Base
 		}
+		names = append(names, g.Name)
 	}
 	slices.Sort(names)
 	return rollout.By(slices.Compact(names), s.Budgets)

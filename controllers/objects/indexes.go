@@ -26,32 +26,36 @@ const (
 // AddIndexes indexes slices by Service (name within its namespace) and by the nodes they
 // name, and Services and Nodes by their addresses.
 func AddIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	byService := func(o client.Object) []string {
-		if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
-			return []string{svc.Name}
+	for _, index := range []struct {
+		of   client.Object
+		name string
+		keys client.IndexerFunc
+	}{
+		{&discoveryv1.EndpointSlice{}, indexSlicesByService, serviceOfSlice},
+		{&discoveryv1.EndpointSlice{}, IndexSlicesByNode, nodesOfSlice},
+		{&corev1.Service{}, IndexServicesByAddress, outsideIPs},
+		{&corev1.Node{}, IndexNodesByAddress, nodeIPs},
+	} {
+		if err := indexer.IndexField(ctx, index.of, index.name, index.keys); err != nil {
+			return fmt.Errorf("index %T by %s: %w", index.of, index.name, err)
 		}
-		return nil
-	}
-	byNode := func(o client.Object) []string {
-		slice := o.(*discoveryv1.EndpointSlice)
-		if _, ok := render.ServiceOf(slice); !ok {
-			return nil
-		}
-		return render.NodesNamed(slice)
-	}
-	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexSlicesByService, byService); err != nil {
-		return fmt.Errorf("index EndpointSlices by Service: %w", err)
-	}
-	if err := indexer.IndexField(ctx, &discoveryv1.EndpointSlice{}, IndexSlicesByNode, byNode); err != nil {
-		return fmt.Errorf("index EndpointSlices by node: %w", err)
-	}
-	if err := indexer.IndexField(ctx, &corev1.Service{}, IndexServicesByAddress, outsideIPs); err != nil {
-		return fmt.Errorf("index Services by address: %w", err)
-	}
-	if err := indexer.IndexField(ctx, &corev1.Node{}, IndexNodesByAddress, nodeIPs); err != nil {
-		return fmt.Errorf("index Nodes by address: %w", err)
 	}
 	return nil
+}
+
+func serviceOfSlice(o client.Object) []string {
+	if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
+		return []string{svc.Name}
+	}
+	return nil
+}
+
+func nodesOfSlice(o client.Object) []string {
+	slice := o.(*discoveryv1.EndpointSlice)
+	if _, ok := render.ServiceOf(slice); !ok {
+		return nil
+	}
+	return render.NodesNamed(slice)
 }
 
 // SlicesOf returns all EndpointSlices of a Service.
@@ -75,7 +79,6 @@ func ListSlices(ctx context.Context, c client.Reader, opts ...client.ListOption)
 // AnyAddress finds all Services with an address in the index by address.
 const AnyAddress = "*"
 
-// outsideIPs are the keys of a Service: its external and load-balancer IPs.
 func outsideIPs(o client.Object) []string {
 	addresses := render.OutsideIPs(o.(*corev1.Service))
 	if len(addresses) == 0 {
@@ -88,7 +91,6 @@ func outsideIPs(o client.Object) []string {
 	return keys
 }
 
-// nodeIPs are the keys of a Node.
 func nodeIPs(o client.Object) []string {
 	var keys []string
 	for _, a := range render.NodeIPs(o.(*corev1.Node)) {

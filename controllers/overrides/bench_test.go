@@ -72,13 +72,13 @@ func TestOverridesOfAnUnchangedService(t *testing.T) {
 	reader, list := controllertest.Stock(100, 1)
 	o := New(reader, clock.RealClock{})
 	ctx := t.Context()
-	set, err := o.policies.current(ctx)
+	set, err := o.CurrentPolicies(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	of := func() *Known {
 		t.Helper()
-		known, err := o.policies.of(ctx, set, list[0], nil)
+		known, err := o.know(ctx, set, list[0], nil)
 		if err != nil || known == nil {
 			t.Fatal(known, err)
 		}
@@ -93,7 +93,7 @@ func TestOverridesOfAnUnchangedService(t *testing.T) {
 		t.Error("not resolved again though the Service has changed")
 	}
 	o.Forget(client.ObjectKeyFromObject(list[0]))
-	if len(o.policies.services) != 0 {
+	if len(o.services) != 0 {
 		t.Error("a Service that is gone is remembered")
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -24,39 +25,37 @@ import (
 const overridesPerSecond = 50
 
 // Overrides decides which overrides of its policies a Service has. The applied ones are in its
-// rules, so a restart changes nothing: a Service keeps them until its turn, and while nodes reject
-// what the same change made of another Service.
+// rules, so a restart changes nothing: a Service keeps them until the rate of changes permits another
+// one, and while nodes reject another Service because of the same change.
 type Overrides struct {
 	client     client.Reader // reads come from the cache
 	clock      clock.PassiveClock
-	policies   *allPolicies
+	policies   snapshot[*PolicySet]
 	rejections snapshot[map[types.NamespacedName]Rejection]
-	turns      *pacing.Turns
+	throttle   *pacing.Throttle
 
-	mu   sync.Mutex
-	kept map[types.NamespacedName]bool // that keep their overrides, not only until their turn; guarded by mu
+	mu       sync.Mutex                      // guards everything below
+	services map[types.NamespacedName]*Known // those asked about in this term
+	kept     sets.Set[types.NamespacedName]  // those that keep their overrides until something changes
 }
 
 // New returns Overrides that read from the cache.
 func New(c client.Reader, clk clock.PassiveClock) *Overrides {
 	return &Overrides{
-		client: c, clock: clk, policies: newPolicies(c),
-		turns: pacing.NewTurns(overridesPerSecond), kept: map[types.NamespacedName]bool{},
+		client: c, clock: clk, throttle: pacing.NewThrottle(overridesPerSecond),
+		services: map[types.NamespacedName]*Known{}, kept: sets.Set[types.NamespacedName]{},
 	}
 }
 
 // Shaping is what to render a Service with.
 type Shaping struct {
 	Shape render.Shape
-	// Kept: the rules already have this shape. Otherwise former is the shape that they have.
-	Kept   bool
-	Former render.Shape
-	// Annotation describes the overrides in the rules. Empty: none.
-	Annotation string
-	// Again is when to decide again even if nothing changes; 0: never.
-	Again time.Duration
-	// Unknown: a new Service must wait until its Namespace is known.
-	Unknown bool
+	// Kept: the rules already have this shape. Otherwise Former is the shape that they have.
+	Kept       bool
+	Former     render.Shape
+	Annotation string        // describes the overrides in the rules
+	Again      time.Duration // when to decide again even if nothing changes; 0: never
+	Unknown    bool          // a new Service must wait until its Namespace is known
 }
 
 // recheckInterval is how often the decision for a Service that keeps its overrides is checked.
@@ -64,32 +63,24 @@ const recheckInterval = time.Minute
 
 // Decision is the decision for a Service.
 type Decision struct {
-	Known *Known // nil: nothing is known of its Namespace
-	// Applied: the Service has the overrides of its policies.
-	Applied bool
-	// grant is what it is to get, if it has not. Nil: it keeps its overrides, and Why gives the
+	Known   *Known // nil: its Namespace is not known yet
+	Applied bool   // the Service has the overrides of its policies
+	// grant is what it gets, unless they are applied. Nil: it keeps its overrides, and Why gives the
 	// reason.
-	grant *v1alpha1.OverridesGrant
-	Why   string
-	// atOnce: it has no overrides that it could keep.
-	atOnce bool
-}
-
-// untouched reports whether there is no policy, and these rules have never had one.
-func untouched(set *PolicySet, stored *v1alpha1.ServiceProxyRules) bool {
-	return len(set.Generations) == 0 &&
-		(stored == nil || len(stored.Spec.Policies) == 0 && stored.Annotations[v1alpha1.AnnotationOverrides] == "")
+	grant  *v1alpha1.OverridesGrant
+	Why    string
+	atOnce bool // it has no overrides to keep
 }
 
 // Shape decides what to render a Service with. Stored are its rules, nil for none.
 func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (Shaping, error) {
-	set, err := o.policies.current(ctx)
+	set, err := o.CurrentPolicies(ctx)
 	if err != nil {
 		return Shaping{}, err
 	}
 	key := client.ObjectKeyFromObject(svc)
-	if untouched(set, stored) {
-		o.settled(key)
+	if len(set.Generations) == 0 && (stored == nil || len(stored.Spec.Policies) == 0 && stored.Annotations[v1alpha1.AnnotationOverrides] == "") {
+		o.settled(key) // no policy ever touched it
 		return Shaping{Kept: true}, nil
 	}
 	decision, err := o.Decide(ctx, set, svc, stored)
@@ -107,12 +98,15 @@ func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1al
 		out.Again = recheckInterval // the end of a halt meanwhile triggers nothing
 		return out, nil
 	}
-	if wait := o.turn(key, decision.atOnce); wait > 0 {
+	if wait := o.delay(key, decision.atOnce); wait > 0 {
 		out := keep(decision.Known, stored)
 		out.Again = wait
 		return out, nil
 	}
-	out, err := give(decision)
+	out := Shaping{Shape: render.Shape{Overrides: &decision.grant.Overrides, Policies: decision.Known.Desired.Policies}}
+	if len(decision.grant.Owners)+len(decision.grant.By) > 0 {
+		out.Annotation, err = encoded(decision.grant)
+	}
 	if stored != nil {
 		out.Former = keep(decision.Known, stored).Shape
 	}
@@ -120,33 +114,28 @@ func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1al
 }
 
 // PoliciesChanged notes a change of the policies.
-func (o *Overrides) PoliciesChanged() { o.policies.set.changed() }
+func (o *Overrides) PoliciesChanged() { o.policies.changes.Add(1) }
 
 // RejectionsChanged notes a change of the Services that nodes reject.
-func (o *Overrides) RejectionsChanged() { o.rejections.changed() }
+func (o *Overrides) RejectionsChanged() { o.rejections.changes.Add(1) }
 
 // RejectionChanges counts the calls of RejectionsChanged.
 func (o *Overrides) RejectionChanges() int64 { return o.rejections.changes.Load() }
 
-// CurrentPolicies returns the current policies.
-func (o *Overrides) CurrentPolicies(ctx context.Context) (*PolicySet, error) {
-	return o.policies.current(ctx)
-}
-
-// turn returns how long a Service must wait for its turn.
-func (o *Overrides) turn(key types.NamespacedName, atOnce bool) time.Duration {
+// delay returns how long the change of a Service must wait.
+func (o *Overrides) delay(key types.NamespacedName, atOnce bool) time.Duration {
 	o.mu.Lock()
-	delete(o.kept, key)
+	o.kept.Delete(key)
 	o.mu.Unlock()
 	if atOnce {
 		return 0
 	}
-	return o.turns.Wait(key, o.clock.Now())
+	return o.throttle.Wait(key, o.clock.Now())
 }
 
-// Decide decides for a Service, unless no policy ever touched it.
+// Decide decides for a Service. If no policy ever touched it, Shape needs no decision.
 func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (Decision, error) {
-	known, err := o.policies.of(ctx, set, svc, stored)
+	known, err := o.know(ctx, set, svc, stored)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -159,7 +148,7 @@ func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Serv
 		change.Before = &v1alpha1.OverridesGrant{}
 		out.grant, out.atOnce = change.Grant(), true
 		if stored == nil {
-			out.grant.By = nil // nothing has changed: if nodes reject it, that halts no change
+			out.grant.By = nil // a new Service: if nodes reject it, that halts no change
 		}
 		return out, nil
 	}
@@ -176,7 +165,7 @@ func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Serv
 		return Decision{}, err
 	}
 	for _, cause := range change.Causes() {
-		if halt := o.haltOf(ctx, rejected, cause); halt.Holds(svc.Namespace) {
+		if halt := o.haltOf(ctx, rejected, cause); halt.Applies(svc.Namespace) {
 			out.Why = WhyKept(cause.Name, halt)
 			return out, nil
 		}
@@ -186,7 +175,7 @@ func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Serv
 	return out, nil
 }
 
-// WhyKept says why Services keep their overrides when the change of a policy has halted.
+// WhyKept returns the reason why Services keep their overrides when the change of a policy has halted.
 func WhyKept(policy string, halt policies.Halt) string {
 	if halt.All {
 		return "the change of policy " + policy + " has halted"
@@ -210,56 +199,49 @@ func (s *PolicySet) keeping(known *Known, shaped []string) string {
 // keep returns the overrides that a Service has.
 func keep(known *Known, stored *v1alpha1.ServiceProxyRules) Shaping {
 	text := stored.Annotations[v1alpha1.AnnotationOverrides]
-	grant := policies.ReadOverrides
+	var grant *v1alpha1.OverridesGrant
 	if known != nil && known.text == text {
-		grant = func(string) *v1alpha1.OverridesGrant { return known.grant }
+		grant = known.grant
+	} else {
+		grant = policies.ReadOverrides(text)
 	}
 	out := Shaping{Annotation: text, Kept: true, Shape: render.Shape{Policies: stored.Spec.Policies}}
-	if g := grant(text); g != nil {
-		out.Shape.Overrides = &g.Overrides
+	if grant != nil {
+		out.Shape.Overrides = &grant.Overrides
 	}
 	return out
 }
 
-// give returns the overrides that a Service is to get.
-func give(decision Decision) (Shaping, error) {
-	out := Shaping{Shape: render.Shape{Overrides: &decision.grant.Overrides, Policies: decision.Known.Desired.Policies}}
-	if len(decision.grant.Owners)+len(decision.grant.By) == 0 {
-		return out, nil
-	}
-	var err error
-	out.Annotation, err = encoded(decision.grant)
-	return out, err
-}
-
 // keeps notes that a Service keeps its overrides until something changes.
 func (o *Overrides) keeps(key types.NamespacedName) {
-	o.turns.Done(key)
+	o.throttle.Done(key)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.kept[key] = true
+	o.kept.Insert(key)
 }
 
 // settled notes that a Service has the overrides of its policies.
 func (o *Overrides) settled(key types.NamespacedName) {
-	o.turns.Done(key)
+	o.throttle.Done(key)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	delete(o.kept, key)
+	o.kept.Delete(key)
 }
 
 // Forget drops a Service that is gone or no longer eligible.
 func (o *Overrides) Forget(key types.NamespacedName) {
 	o.settled(key)
-	o.policies.forget(key)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.services, key)
 }
 
 // NewTerm forgets all Services: those that still exist will be reconciled again.
 func (o *Overrides) NewTerm() {
-	o.turns.NewTerm()
-	o.policies.newTerm()
+	o.throttle.NewTerm()
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	clear(o.services)
 	clear(o.kept)
 }
 
@@ -267,9 +249,5 @@ func (o *Overrides) NewTerm() {
 func (o *Overrides) Keeping() []types.NamespacedName {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	out := make([]types.NamespacedName, 0, len(o.kept))
-	for key := range o.kept {
-		out = append(out, key)
-	}
-	return out
+	return o.kept.UnsortedList()
 }

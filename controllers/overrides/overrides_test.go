@@ -11,8 +11,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 )
 
-// While another controller leads, Services may be deleted of which this one remembers
-// something: in its next term it knows of none but those that it looks at.
+// While another controller leads, Services may be deleted that this one remembers: in its next term
+// it knows only those that it has reconciled.
 func TestOverridesInANewTerm(t *testing.T) {
 	reader, list := controllertest.Stock(1, 3)
 	o := New(reader, clocktesting.NewFakePassiveClock(controllertest.Noon))
@@ -30,18 +30,18 @@ func TestOverridesInANewTerm(t *testing.T) {
 	ask(1)
 	ask(2)
 	o.keeps(client.ObjectKeyFromObject(list[2]))
-	if len(o.policies.services) != 3 || len(o.Keeping()) != 1 {
-		t.Fatalf("remembered: %d Services, %d kept; this test goes by nothing", len(o.policies.services), len(o.Keeping()))
+	if len(o.services) != 3 || len(o.Keeping()) != 1 {
+		t.Fatalf("remembered: %d Services, %d kept; this test proves nothing", len(o.services), len(o.Keeping()))
 	}
 
 	o.NewTerm()
-	if len(o.policies.services)+len(o.Keeping()) != 0 {
-		t.Errorf("left: %d Services, %d kept", len(o.policies.services), len(o.Keeping()))
+	if len(o.services)+len(o.Keeping()) != 0 {
+		t.Errorf("left: %d Services, %d kept", len(o.services), len(o.Keeping()))
 	}
 	if wait, want := ask(1), time.Second/overridesPerSecond; wait != want {
 		t.Errorf("the only one that is left waits %s, want %s", wait, want)
 	}
-	if len(o.policies.services) != 1 {
-		t.Errorf("%d Services are known, want the one that was looked at", len(o.policies.services))
+	if len(o.services) != 1 {
+		t.Errorf("%d Services are known, want the one that was asked about", len(o.services))
 	}
 }

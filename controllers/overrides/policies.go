@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -15,21 +15,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 )
 
-// allPolicies caches all ServiceProxyPolicies, prepared to be resolved, and what they result in for
-// each Service until either changes.
-type allPolicies struct {
-	client client.Reader // reads come from the cache
-
-	set snapshot[*PolicySet]
-
-	mu       sync.Mutex
-	services map[types.NamespacedName]*Known // guarded by mu
-}
-
 // PolicySet is an immutable snapshot of the policies.
 type PolicySet struct {
-	changes     int64
-	services    *policies.Services // those that make sense
+	changes     int64              // of the policies that it includes
+	services    *policies.Services // the valid ones
 	Generations map[string]int64   // of all, by name
 	Priorities  map[string]int32   // of all, by name
 	Invalid     []InvalidPolicy
@@ -42,18 +31,14 @@ type InvalidPolicy struct {
 	Why field.ErrorList
 }
 
-func newPolicies(c client.Reader) *allPolicies {
-	return &allPolicies{client: c, services: map[types.NamespacedName]*Known{}}
+// CurrentPolicies returns the current policies.
+func (o *Overrides) CurrentPolicies(ctx context.Context) (*PolicySet, error) {
+	return o.policies.current(func(changes int64) (*PolicySet, error) { return o.readPolicies(ctx, changes) })
 }
 
-// current returns the current policies.
-func (p *allPolicies) current(ctx context.Context) (*PolicySet, error) {
-	return p.set.current(func(changes int64) (*PolicySet, error) { return p.read(ctx, changes) })
-}
-
-func (p *allPolicies) read(ctx context.Context, changes int64) (*PolicySet, error) {
+func (o *Overrides) readPolicies(ctx context.Context, changes int64) (*PolicySet, error) {
 	var list v1alpha1.ServiceProxyPolicyList
-	if err := p.client.List(ctx, &list); err != nil {
+	if err := o.client.List(ctx, &list); err != nil {
 		return nil, fmt.Errorf("list ServiceProxyPolicies: %w", err)
 	}
 	set := &PolicySet{changes: changes, Generations: map[string]int64{}, Priorities: map[string]int32{}}
@@ -72,27 +57,26 @@ func (p *allPolicies) read(ctx context.Context, changes int64) (*PolicySet, erro
 	return set, nil
 }
 
-// Known is what is known about one Service.
+// Known is what is known about one Service. It is cached until its policies, its labels or its
+// annotation change.
 type Known struct {
-	// Desired is what the policies result in, and Invalid are the names of those that select the
-	// Service but are not used, for these versions of the objects.
-	Desired            *policies.ServiceResolution
-	Invalid            []string
+	Desired *policies.ServiceResolution // what the policies result in
+	Invalid []string                    // the policies that select the Service but are not used
+	// Both are for these versions of the policies, the Service and its Namespace.
 	changes            int64
 	service, namespace string
-	// grant is parsed from text, the annotation. Nil: it cannot be used.
+	// grant is parsed from text, the annotation. Nil: it is missing or invalid.
 	grant *v1alpha1.OverridesGrant
 	text  string
 	// granted: the grant is what the policies result in.
 	granted bool
 }
 
-// of returns what is known about a Service, by the policies of a set; nil if its Namespace is not
+// know returns what is known about a Service, by the policies of a set; nil if its Namespace is not
 // known yet. The result is read-only.
-func (p *allPolicies) of(ctx context.Context, set *PolicySet, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (*Known, error) {
-	namespace := &corev1.Namespace{}
-	found, err := objects.Get(ctx, p.client, client.ObjectKey{Name: svc.Namespace}, namespace)
-	if err != nil || !found {
+func (o *Overrides) know(ctx context.Context, set *PolicySet, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (*Known, error) {
+	namespace, err := objects.Find[corev1.Namespace](ctx, o.client, client.ObjectKey{Name: svc.Namespace})
+	if err != nil || namespace == nil {
 		return nil, err
 	}
 	text := ""
@@ -100,9 +84,9 @@ func (p *allPolicies) of(ctx context.Context, set *PolicySet, svc *corev1.Servic
 		text = stored.Annotations[v1alpha1.AnnotationOverrides]
 	}
 	key := client.ObjectKeyFromObject(svc)
-	p.mu.Lock()
-	known := p.services[key]
-	p.mu.Unlock()
+	o.mu.Lock()
+	known := o.services[key]
+	o.mu.Unlock()
 	resolved := known != nil && known.changes == set.changes && known.service == svc.ResourceVersion && known.namespace == namespace.ResourceVersion
 	if resolved && known.text == text {
 		return known, nil
@@ -124,22 +108,33 @@ func (p *allPolicies) of(ctx context.Context, set *PolicySet, svc *corev1.Servic
 		next.grant = policies.ReadOverrides(text)
 	}
 	next.granted = next.grant != nil && next.Desired.Granted(next.grant)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.services[key] = next
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.services[key] = next
 	return next, nil
 }
 
-// forget drops a Service that is gone or no longer eligible.
-func (p *allPolicies) forget(key types.NamespacedName) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.services, key)
+// snapshot caches what follows from lists until these change.
+type snapshot[T any] struct {
+	changes atomic.Int64 // seen so far
+
+	mu    sync.Mutex
+	upTo  int64 // of changes; guarded by mu
+	value *T    // guarded by mu; nil: not read yet
 }
 
-// newTerm forgets all Services.
-func (p *allPolicies) newTerm() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	clear(p.services)
+// current returns the current value, which is only read if the lists have changed since the last
+// call. read gets how many changes the value includes.
+func (s *snapshot[T]) current(read func(changes int64) (T, error)) (T, error) {
+	changes := s.changes.Load() // before the lists are read
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.value == nil || s.upTo < changes {
+		value, err := read(changes)
+		if err != nil {
+			return value, err
+		}
+		s.value, s.upTo = &value, changes
+	}
+	return *s.value, nil
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 )
 
-// Rejection says which nodes reject a Service.
+// Rejection describes which nodes reject a Service.
 type Rejection struct {
 	Node, Why string // of the node with the lowest name
 	Nodes     int
@@ -39,31 +39,29 @@ func (r Rejection) String() string {
 
 // Rejected returns the Services that nodes reject now, except for absent nodes. The result is read-only.
 func (o *Overrides) Rejected(ctx context.Context) (map[types.NamespacedName]Rejection, error) {
-	return o.rejections.current(func(int64) (map[types.NamespacedName]Rejection, error) { return o.readRejections(ctx) })
-}
-
-func (o *Overrides) readRejections(ctx context.Context) (map[types.NamespacedName]Rejection, error) {
-	var list v1alpha1.NodeProxyRulesList
-	if err := o.client.List(ctx, &list); err != nil {
-		return nil, fmt.Errorf("list NodeProxyRules: %w", err)
-	}
-	known := map[types.NamespacedName]Rejection{}
-	for i := range list.Items {
-		rules := &list.Items[i]
-		for key, why := range rejectedOn(rules) {
-			by := known[key]
-			by.Nodes++
-			if by.Node == "" || rules.Name < by.Node {
-				by.Node, by.Why = rules.Name, why
-			}
-			known[key] = by
+	return o.rejections.current(func(int64) (map[types.NamespacedName]Rejection, error) {
+		var list v1alpha1.NodeProxyRulesList
+		if err := o.client.List(ctx, &list); err != nil {
+			return nil, fmt.Errorf("list NodeProxyRules: %w", err)
 		}
-	}
-	return known, nil
+		all := map[types.NamespacedName]Rejection{}
+		for i := range list.Items {
+			rules := &list.Items[i]
+			for key, why := range rejectedOn(rules) {
+				by := all[key]
+				by.Nodes++
+				if by.Node == "" || rules.Name < by.Node {
+					by.Node, by.Why = rules.Name, why
+				}
+				all[key] = by
+			}
+		}
+		return all, nil
+	})
 }
 
-// rejectedOn returns the Services that a node names as rejected, with the reason, unless the Node
-// is absent. Services that only lack what another Service has do not count.
+// rejectedOn returns the Services that a node rejects, with the reasons, unless the Node is absent. A
+// Service that only lacks what another Service has does not count.
 func rejectedOn(rules *v1alpha1.NodeProxyRules) map[types.NamespacedName]string {
 	if reports.Absent(rules) || rules.Status.Rejected == nil {
 		return nil
@@ -94,8 +92,8 @@ func RejectionsChanged() predicate.Predicate {
 	}
 }
 
-// haltOf decides for which Services the change of a policy has halted, by those that nodes reject
-// after it.
+// haltOf decides for which Services the change of a policy has halted, because nodes reject some that
+// it has changed.
 func (o *Overrides) haltOf(ctx context.Context, rejected map[types.NamespacedName]Rejection, cause v1alpha1.Cause) policies.Halt {
 	var changes []policies.RejectedChange
 	for key := range rejected {
@@ -109,18 +107,17 @@ func (o *Overrides) haltOf(ctx context.Context, rejected map[types.NamespacedNam
 	return policies.HaltOf(changes)
 }
 
-// GrantOf returns the overrides that a Service has; nil: none, or they cannot be parsed.
+// GrantOf returns the overrides that a Service has; nil: none, or they are invalid.
 func (o *Overrides) GrantOf(ctx context.Context, key types.NamespacedName) *v1alpha1.OverridesGrant {
-	stored := &v1alpha1.ServiceProxyRules{}
-	found, err := objects.Get(ctx, o.client, client.ObjectKey{Name: objects.RulesName(key)}, stored)
-	if err != nil || !found { // the cache does not fail
+	stored, err := objects.Find[v1alpha1.ServiceProxyRules](ctx, o.client, client.ObjectKey{Name: objects.RulesName(key)})
+	if err != nil || stored == nil { // the cache does not fail
 		return nil
 	}
 	return policies.ReadOverrides(stored.Annotations[v1alpha1.AnnotationOverrides])
 }
 
-// ChangedToo returns the annotation of rules that change because the Service itself does: it
-// records that, unless nodes reject the Service already.
+// ChangedToo returns the annotation of rules that change because the Service itself does. It records
+// that, unless nodes reject the Service already.
 func (o *Overrides) ChangedToo(ctx context.Context, key types.NamespacedName, annotation string) (string, error) {
 	grant := policies.ReadOverrides(annotation)
 	if grant == nil || len(grant.By) == 0 || grant.Changed {

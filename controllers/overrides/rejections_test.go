@@ -68,7 +68,7 @@ func TestHaltByStoredRules(t *testing.T) {
 		{"one that has not", "shop/alone", 3, policies.Halt{All: true}},
 		{"by another generation", "shop/alone", 4, policies.Halt{}},
 		{"without rules", "shop/gone", 3, policies.Halt{}},
-		{"with an annotation that makes no sense", "bank/odd", 3, policies.Halt{}},
+		{"with an invalid annotation", "bank/odd", 3, policies.Halt{}},
 	} {
 		rejected := map[types.NamespacedName]Rejection{}
 		for key := range rejectedOn(&v1alpha1.NodeProxyRules{Status: v1alpha1.NodeProxyRulesStatus{
@@ -88,8 +88,8 @@ func TestHaltByStoredRules(t *testing.T) {
 	}
 }
 
-// TestAContestedAddressIsNoRefusal: any other Service can bring it about.
-func TestAContestedAddressIsNoRefusal(t *testing.T) {
+// TestContestedAddressIsNoRejection: any other Service can cause it.
+func TestContestedAddressIsNoRejection(t *testing.T) {
 	rules := &v1alpha1.NodeProxyRules{Status: v1alpha1.NodeProxyRulesStatus{Rejected: &v1alpha1.RejectedServices{Count: 2, Examples: []string{
 		"shop/cart: IPv4: 192.168.0.2:30080/TCP is served for Service bank/teller already; one of the two must give up the address or the port",
 		"shop/till: IPv4: virtual server 10.0.0.2:80/TCP: no space left on device",
@@ -103,14 +103,14 @@ func TestAContestedAddressIsNoRefusal(t *testing.T) {
 // TestChangedToo: a Service that changes once nodes reject it clears no policy.
 func TestChangedToo(t *testing.T) {
 	stock := &shapedStock{rules: map[string]*v1alpha1.ServiceProxyRules{}}
-	stock.node.Status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{"shop/refused: IPv4: no"}}
+	stock.node.Status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{"shop/rejected: IPv4: no"}}
 	o := New(stock, clock.RealClock{})
 	for _, tt := range []struct{ name, service, before, after string }{
 		{"no node rejects it", "cart", shapedAlone, shapedChanged},
 		{"it has changed before", "cart", shapedChanged, shapedChanged},
-		{"nodes reject it already", "refused", shapedAlone, shapedAlone},
-		{"no policy is held to account", "cart", `{"overrides":{}}`, `{"overrides":{}}`},
-		{"what makes no sense", "cart", "{", "{"},
+		{"nodes reject it already", "rejected", shapedAlone, shapedAlone},
+		{"no policy is responsible", "cart", `{"overrides":{}}`, `{"overrides":{}}`},
+		{"an invalid annotation", "cart", "{", "{"},
 	} {
 		after, err := o.ChangedToo(t.Context(), types.NamespacedName{Namespace: "shop", Name: tt.service}, tt.before)
 		if err != nil || after != tt.after {

@@ -2,8 +2,7 @@
 // priority wins; ties are broken by name, never by age: the same objects have the same result in
 // every cluster. It is pure.
 //
-//   - nodes.go, nodes_policy.go: settings of nodes
-//   - services.go, services_policy.go: overrides of Services
-//   - services_grant.go, services_halt.go: changes of overrides, and for whom they halt
+//   - nodes.go: settings of nodes
+//   - services.go: overrides of Services; services_grant.go: their changes, and for whom they halt
 //   - overlay.go, selector.go: merging of structs, and selectors
 package policies

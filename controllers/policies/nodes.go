@@ -1,11 +1,13 @@
 package policies
 
 import (
-	"cmp"
-	"maps"
+	"math"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -33,133 +35,110 @@ func (p *NodePolicy) Selects(nodeLabels map[string]string) bool {
 	return p.Selector != nil && p.Selector.Matches(labels.Set(nodeLabels))
 }
 
-// Keeps reports whether a Node with these labels, whose settings were shaped by policies of these
-// names, keeps its settings while the policy is invalid.
-func (p *NodePolicy) Keeps(nodeLabels map[string]string, shaped []string) bool {
+// Retains reports whether a Node with these labels, whose settings were shaped by policies of these
+// names, retains its settings while the policy is invalid.
+func (p *NodePolicy) Retains(nodeLabels map[string]string, shaped []string) bool {
 	return slices.Contains(shaped, p.Name) || p.Selects(nodeLabels)
+}
+
+// NodePolicyOf parses a policy. The errors name every field that is invalid by itself; conflicts
+// with other policies or NodeProxy show when settings are resolved. A policy with errors must not
+// be used; its Selector is nil if it is invalid.
+func NodePolicyOf(p *v1alpha1.NodeProxyPolicy) (NodePolicy, field.ErrorList) {
+	spec := field.NewPath("spec")
+	selector, errs := Selector(p.Spec.NodeSelector, spec.Child("nodeSelector"))
+	settings := (*v1alpha1.ProxySettings)(&p.Spec.Settings)
+	out := NodePolicy{Name: p.Name, Priority: ptr.Deref(p.Spec.Priority, 0), Selector: selector, Settings: settings}
+	return out, append(errs, v1alpha1.ValidateSettings(alone(settings))...)
+}
+
+// alone completes settings so that only what the policy sets can be invalid: of the two intervals
+// that must fit each other, one may be set elsewhere.
+func alone(written *v1alpha1.ProxySettings) *v1alpha1.ProxySettings {
+	complete := v1alpha1.CompleteSettings(written)
+	if written.Sync == nil || written.Sync.MinIntervalMilliseconds == nil {
+		complete.Sync.MinIntervalMilliseconds = new(int32(0))
+	}
+	if written.Sync == nil || written.Sync.VerifyIntervalSeconds == nil {
+		complete.Sync.VerifyIntervalSeconds = new(int32(math.MaxInt32))
+	}
+	return complete
 }
 
 // NodeResolution is what policies result in for the settings of some nodes.
 type NodeResolution struct {
-	// Settings are complete and valid. Nil: they are not valid, and nodes keep theirs.
+	Merged
+	// Settings are complete and valid. Nil: they are invalid, and nodes retain theirs.
 	Settings *render.Settings
-	// Invalid says which fields are wrong, and Blamed are the policies to be corrected: those
-	// without any one of which the settings would be valid; if there is none, all that set
-	// something; Base if the settings under all policies are wrong.
+	// Invalid names the wrong fields, and Blamed the policies to be corrected: those without any one
+	// of which the settings would be valid; if there is none, all that set something; Base if the
+	// settings under all policies are wrong.
 	Invalid error
 	Blamed  []string
-	// Matching are the policies that select the nodes, and Policies those of them that set a field,
-	// each the strongest first.
-	Matching, Policies []string
-	// Owners are the names of those that set each field, by its path, such as "ipvs.scheduler".
-	Owners map[string]string
-	// Overridden are, for each policy, the fields that it would set differently, with the name of
-	// the one that sets them.
-	Overridden map[string]map[string]string
 }
 
 // Nodes resolves the settings of nodes. Nodes that the same policies select share one resolution.
-// It is not for concurrent use.
 type Nodes struct {
-	base     *v1alpha1.ProxySettings
-	policies []NodePolicy // the strongest first
-	known    map[string]*NodeResolution
+	base *v1alpha1.ProxySettings
+	*resolver[NodePolicy, *NodeResolution]
 }
 
 // NewNodes takes the settings under all policies, nil for none, and the policies in any order. It
 // retains both.
 func NewNodes(base *v1alpha1.ProxySettings, policies []NodePolicy) *Nodes {
-	sorted := slices.SortedFunc(slices.Values(policies), func(a, b NodePolicy) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Name, b.Name))
-	})
-	return &Nodes{base: base, policies: sorted, known: map[string]*NodeResolution{}}
+	return &Nodes{base, newResolver[NodePolicy, *NodeResolution](policies, func(p NodePolicy) (int32, string) { return p.Priority, p.Name })}
 }
 
 // Resolve returns the settings of a Node with these labels. The result is read-only.
 func (n *Nodes) Resolve(nodeLabels map[string]string) *NodeResolution {
-	matching := make([]byte, (len(n.policies)+7)/8) // a bit for each policy
-	for i := range n.policies {
-		if n.policies[i].Selects(nodeLabels) {
-			matching[i/8] |= 1 << (i % 8)
-		}
-	}
-	if r, found := n.known[string(matching)]; found {
-		return r
-	}
-	r := n.resolve(n.selecting(nodeLabels))
-	n.known[string(matching)] = r
-	return r
+	return n.resolve(func(p NodePolicy) bool { return p.Selects(nodeLabels) }, n.merge)
 }
 
-// ResolveNew is Resolve for a Node without settings that it could keep if the desired ones are not
-// valid: without any, its pods would have no Services. It then leaves out the policies to blame.
+// ResolveNew is Resolve for a Node without settings that it could retain if the desired ones are
+// invalid: without any, its pods would have no Services. It then leaves out the policies to blame.
 // Settings are nil only if NodeProxy is invalid.
 func (n *Nodes) ResolveNew(nodeLabels map[string]string) *NodeResolution {
 	r := n.Resolve(nodeLabels)
-	selected := n.selecting(nodeLabels)
+	selected := n.selecting(func(p NodePolicy) bool { return p.Selects(nodeLabels) })
 	for r.Invalid != nil && !slices.Contains(r.Blamed, Base) {
 		selected = slices.DeleteFunc(selected, func(p NodePolicy) bool { return slices.Contains(r.Blamed, p.Name) })
-		r = n.resolve(selected)
+		r = n.merge(selected)
 	}
 	return r
 }
 
-// selecting returns the policies that select a Node with these labels, the strongest first.
-func (n *Nodes) selecting(nodeLabels map[string]string) []NodePolicy {
-	var out []NodePolicy
-	for _, p := range n.policies {
-		if p.Selects(nodeLabels) {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
-// resolve resolves the settings of nodes that these policies select, the strongest
-// first.
-func (n *Nodes) resolve(selected []NodePolicy) *NodeResolution {
-	r := n.merge(selected)
+// merge resolves the settings of nodes that these policies select, the strongest first.
+func (n *Nodes) merge(selected []NodePolicy) *NodeResolution {
+	r := n.unblamed(selected)
 	if r.Invalid != nil {
 		r.Blamed = n.blamed(selected, r.Policies)
 	}
 	return r
 }
 
-// merge merges the policies, the strongest first, and the settings under all.
-func (n *Nodes) merge(selected []NodePolicy) *NodeResolution {
-	r := &NodeResolution{Owners: map[string]string{}, Overridden: map[string]map[string]string{}}
-	all := &layers{whole: unions(), owners: r.Owners}
-	merged := &v1alpha1.ProxySettings{}
+// unblamed is merge without Blamed.
+func (n *Nodes) unblamed(selected []NodePolicy) *NodeResolution {
+	r, settings := &NodeResolution{Merged: newMerged()}, &v1alpha1.ProxySettings{}
 	for _, p := range selected {
-		r.Matching = append(r.Matching, p.Name)
-		if p.Settings == nil {
-			continue
-		}
-		before := len(all.owners)
-		if lost := all.add(p.Name, merged, p.Settings); len(lost) > 0 {
-			r.Overridden[p.Name] = lost
-		}
-		if len(all.owners) > before {
-			r.Policies = append(r.Policies, p.Name)
-		}
+		r.add(p.Name, settings, p.Settings, unions())
 	}
 	if n.base != nil {
-		all.add(Base, merged, n.base)
+		r.overlay(Base, settings, n.base, unions())
 	}
-	r.Settings, r.Invalid = render.CompleteSettings(merged)
+	r.Settings, r.Invalid = render.CompleteSettings(settings)
 	return r
 }
 
 // blamed returns the policies because of which the settings are not valid. Shaping are the policies
 // that set something.
 func (n *Nodes) blamed(selected []NodePolicy, shaping []string) []string {
-	if n.merge(nil).Invalid != nil {
+	if n.unblamed(nil).Invalid != nil {
 		return []string{Base}
 	}
 	var out []string
 	for _, name := range shaping {
 		rest := slices.DeleteFunc(slices.Clone(selected), func(p NodePolicy) bool { return p.Name == name })
-		if n.merge(rest).Invalid == nil {
+		if n.unblamed(rest).Invalid == nil {
 			out = append(out, name)
 		}
 	}
@@ -172,9 +151,9 @@ func (n *Nodes) blamed(selected []NodePolicy, shaping []string) []string {
 // Causes returns the policies by which complete settings change to others: for each field that
 // differs the one that sets it now, Base if none does. Sorted.
 func Causes(before, after *v1alpha1.ProxySettings, owners map[string]string) []string {
-	causes := map[string]struct{}{}
+	causes := sets.New[string]()
 	for _, path := range differing(before, after, unions()) {
-		causes[owners[path]] = struct{}{} // Base, if no policy sets it
+		causes.Insert(owners[path]) // Base, if no policy sets it
 	}
-	return slices.Sorted(maps.Keys(causes))
+	return sets.List(causes)
 }

@@ -242,9 +242,9 @@ func TestInvalidResult(t *testing.T) {
 			}
 		})
 	}
-	mended := NewNodes(settings(t, `{mode: Magic}`), []NodePolicy{policy(t, "good", 1, "", `{mode: IPVS}`)}).Resolve(nil)
-	if mended.Invalid != nil {
-		t.Error("a policy that overrides what is wrong:", mended.Invalid)
+	fixed := NewNodes(settings(t, `{mode: Magic}`), []NodePolicy{policy(t, "good", 1, "", `{mode: IPVS}`)}).Resolve(nil)
+	if fixed.Invalid != nil {
+		t.Error("a policy that overrides what is wrong:", fixed.Invalid)
 	}
 }
 

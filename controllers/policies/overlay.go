@@ -1,73 +1,97 @@
 package policies
 
 import (
+	"cmp"
 	"reflect"
+	"slices"
 	"strings"
+	"sync"
 )
 
-// layers merges structs of one type, the strongest first: each field is set by the first layer that
-// has it.
-type layers struct {
-	// whole are the paths of structs that count as one field.
-	whole map[string]bool
-	// owners are the names of the layers that set each field, by its path in JSON, such as
+// Merged is what the policies result in that select some objects.
+type Merged struct {
+	// Matching are the policies that select the objects, and Policies those of them that set a
+	// field, each the strongest first.
+	Matching, Policies []string
+	// Owners are the names of the policies that set each field, by its path in JSON, such as
 	// "ipvs.scheduler".
-	owners map[string]string
+	Owners map[string]string
+	// Overridden are, for each policy, the fields that it would set differently, with the name of
+	// the one that sets them.
+	Overridden map[string]map[string]string
 }
 
-// add adds a struct below, and returns which of its fields others set differently. Nil pointers and
-// slices set nothing. Both point to structs of the same type; values of the lower one are shared.
-func (l *layers) add(name string, into, lower any) (overridden map[string]string) {
+func newMerged() Merged {
+	return Merged{Owners: map[string]string{}, Overridden: map[string]map[string]string{}}
+}
+
+// add adds a policy below the others. Fields may be nil; whole are the paths of structs that count
+// as one field.
+func (m *Merged) add(name string, into, fields any, whole map[string]bool) {
+	m.Matching = append(m.Matching, name)
+	if reflect.ValueOf(fields).IsNil() {
+		return
+	}
+	before := len(m.Owners)
+	if lost := m.overlay(name, into, fields, whole); len(lost) > 0 {
+		m.Overridden[name] = lost
+	}
+	if len(m.Owners) > before {
+		m.Policies = append(m.Policies, name)
+	}
+}
+
+// overlay sets the fields that have no owner yet, and returns those that others set differently.
+// Nil pointers and slices set nothing. Both point to structs of the same type; values of the lower
+// one are shared.
+func (m *Merged) overlay(name string, into, lower any, whole map[string]bool) (overridden map[string]string) {
 	overridden = map[string]string{}
-	l.merge(name, "", reflect.ValueOf(into).Elem(), reflect.ValueOf(lower).Elem(), overridden)
+	var merge func(parent string, into, lower reflect.Value)
+	merge = func(parent string, into, lower reflect.Value) {
+		for i := range lower.NumField() {
+			from, to := lower.Field(i), into.Field(i)
+			if from.IsNil() { // all are pointers or slices, see TestFieldsCanBeAbsent
+				continue
+			}
+			path := pathOf(parent, lower.Type().Field(i))
+			owner, found := m.Owners[path]
+			switch {
+			case nested(from.Type()) && !whole[path]:
+				if to.IsNil() {
+					to.Set(reflect.New(to.Type().Elem()))
+				}
+				merge(path, to.Elem(), from.Elem())
+			case !found:
+				to.Set(from)
+				m.Owners[path] = name
+			case !reflect.DeepEqual(to.Interface(), from.Interface()):
+				overridden[path] = owner
+			}
+		}
+	}
+	merge("", reflect.ValueOf(into).Elem(), reflect.ValueOf(lower).Elem())
 	return overridden
 }
 
-func (l *layers) merge(name, parent string, into, lower reflect.Value, overridden map[string]string) {
-	for i := range lower.NumField() {
-		from, to := lower.Field(i), into.Field(i)
-		if from.IsNil() { // all are pointers or slices, see TestFieldsCanBeAbsent
-			continue
-		}
-		path := pathOf(parent, lower.Type().Field(i))
-		if nested(from.Type()) && !l.whole[path] {
-			if to.IsNil() {
-				to.Set(reflect.New(to.Type().Elem()))
-			}
-			l.merge(name, path, to.Elem(), from.Elem(), overridden)
-			continue
-		}
-		if owner, found := l.owners[path]; found {
-			if !reflect.DeepEqual(to.Interface(), from.Interface()) {
-				overridden[path] = owner
-			}
-			continue
-		}
-		to.Set(from)
-		l.owners[path] = name
-	}
-}
-
 // differing returns the paths of the fields in which two structs of one type differ. An empty slice
-// is none.
-func differing(a, b any, whole map[string]bool) []string {
-	var out []string
-	compare("", reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem(), whole, &out)
-	return out
-}
-
-func compare(parent string, a, b reflect.Value, whole map[string]bool, out *[]string) {
-	for i := range a.NumField() {
-		x, y := a.Field(i), b.Field(i)
-		path := pathOf(parent, a.Type().Field(i))
-		switch {
-		case x.Kind() == reflect.Slice && x.Len()+y.Len() == 0:
-		case nested(x.Type()) && !whole[path] && !x.IsNil() && !y.IsNil():
-			compare(path, x.Elem(), y.Elem(), whole, out)
-		case !reflect.DeepEqual(x.Interface(), y.Interface()):
-			*out = append(*out, path)
+// equals nil.
+func differing(a, b any, whole map[string]bool) (out []string) {
+	var compare func(parent string, a, b reflect.Value)
+	compare = func(parent string, a, b reflect.Value) {
+		for i := range a.NumField() {
+			x, y := a.Field(i), b.Field(i)
+			path := pathOf(parent, a.Type().Field(i))
+			switch {
+			case x.Kind() == reflect.Slice && x.Len()+y.Len() == 0:
+			case nested(x.Type()) && !whole[path] && !x.IsNil() && !y.IsNil():
+				compare(path, x.Elem(), y.Elem())
+			case !reflect.DeepEqual(x.Interface(), y.Interface()):
+				out = append(out, path)
+			}
 		}
 	}
+	compare("", reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem())
+	return out
 }
 
 // nested reports whether a field contains fields.
@@ -78,4 +102,44 @@ func nested(t reflect.Type) bool {
 func pathOf(parent string, field reflect.StructField) string {
 	name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 	return strings.TrimPrefix(parent+"."+name, ".")
+}
+
+// resolver merges policies. Objects that the same policies select share one result.
+type resolver[P, R any] struct {
+	policies []P // the strongest first
+
+	mu    sync.Mutex
+	known map[string]R // guarded by mu; by a bit for each policy
+}
+
+func newResolver[P, R any](policies []P, rank func(P) (priority int32, name string)) *resolver[P, R] {
+	sorted := slices.SortedFunc(slices.Values(policies), func(a, b P) int {
+		priorityA, nameA := rank(a)
+		priorityB, nameB := rank(b)
+		return cmp.Or(cmp.Compare(priorityB, priorityA), cmp.Compare(nameA, nameB))
+	})
+	return &resolver[P, R]{policies: sorted, known: map[string]R{}}
+}
+
+// resolve calls merge for combinations of policies that are not known yet.
+func (r *resolver[P, R]) resolve(selects func(P) bool, merge func([]P) R) R {
+	matching := make([]byte, (len(r.policies)+7)/8)
+	for i, p := range r.policies {
+		if selects(p) {
+			matching[i/8] |= 1 << (i % 8)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out, found := r.known[string(matching)]
+	if !found {
+		out = merge(r.selecting(selects))
+		r.known[string(matching)] = out
+	}
+	return out
+}
+
+// selecting returns the policies that select an object, the strongest first.
+func (r *resolver[P, R]) selecting(selects func(P) bool) []P {
+	return slices.DeleteFunc(slices.Clone(r.policies), func(p P) bool { return !selects(p) })
 }

@@ -26,12 +26,12 @@ func TestSelector(t *testing.T) {
 		{selector: `{matchExpressions: [{key: pool, operator: Exists}]}`, labels: "pool=", selects: true},
 		{selector: `{matchLabels: {a: b}, matchExpressions: [{key: pool, operator: DoesNotExist}]}`, labels: "a=b,pool="},
 		{selector: `{matchLabels: {"a b": c, pool: "x y"}}`, wrong: []string{
-			`spec.nodeSelector.matchLabels[a b]: Invalid value: "a b": cannot be the key of a label: `,
-			`spec.nodeSelector.matchLabels[pool]: Invalid value: "x y": cannot be the value of a label: `,
+			`spec.nodeSelector.matchLabels[a b]: Invalid value: "a b": name part must consist of alphanumeric characters`,
+			`spec.nodeSelector.matchLabels[pool]: Invalid value: "x y": a valid label must be an empty string or consist of`,
 		}},
 		{selector: `{matchExpressions: [{key: pool, operator: Near, values: [a]}]}`, wrong: []string{"nodeSelector.matchExpressions[0].operator", "Near"}},
-		{selector: `{matchExpressions: [{key: pool, operator: Exists}, {key: pool, operator: In}]}`, wrong: []string{"nodeSelector.matchExpressions[1]"}},
-		{selector: `{matchExpressions: [{key: pool, operator: In, values: [a, "-b"]}]}`, wrong: []string{`nodeSelector.matchExpressions[0]: Invalid value: "-b": cannot be the value of a label: `}},
+		{selector: `{matchExpressions: [{key: pool, operator: Exists}, {key: pool, operator: In}]}`, wrong: []string{"nodeSelector.matchExpressions[1].values: Required value"}},
+		{selector: `{matchExpressions: [{key: pool, operator: In, values: [a, "-b"]}]}`, wrong: []string{`nodeSelector.matchExpressions[0].values[1]: Invalid value: "-b": a valid label must be`}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.selector, func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestSelector(t *testing.T) {
 			got, errs := Selector(s, field.NewPath("spec", "nodeSelector"))
 			for _, text := range tt.wrong {
 				if len(errs) == 0 || !strings.Contains(errs.ToAggregate().Error(), text) {
-					t.Errorf("%v does not hold %q", errs, text)
+					t.Errorf("%v does not contain %q", errs, text)
 				}
 			}
 			if len(tt.wrong) > 0 {

@@ -29,8 +29,8 @@ func TestHaltOf(t *testing.T) {
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if got.Holds("shop") != tt.shop || got.Holds("bank") != tt.bank {
-				t.Errorf("shop waits: %t, bank waits: %t", got.Holds("shop"), got.Holds("bank"))
+			if got.Applies("shop") != tt.shop || got.Applies("bank") != tt.bank {
+				t.Errorf("shop waits: %t, bank waits: %t", got.Applies("shop"), got.Applies("bank"))
 			}
 		})
 	}

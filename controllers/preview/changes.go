@@ -10,6 +10,7 @@ import (
 
 	"github.com/pmezard/go-difflib/difflib"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"sigs.k8s.io/yaml"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -20,75 +21,67 @@ const (
 	kindServiceRules = "ServiceProxyRules"
 )
 
-// Changes are the differences between rendered and stored objects.
-type Changes struct {
-	nodes, services []change // by name
-}
+// Changes are the differences between rendered and stored objects: nodes first, each kind by name.
+type Changes []change
 
 // change is an object that would change; nil: it does not exist.
-type change struct {
-	name          string
-	before, after *object
-}
+type change struct{ before, after *object }
 
 // Compare returns what would be written: differences in what the controllers render. The rest of a
 // stored object, such as its status and annotations, does not count.
-func Compare(stored *Objects, result *Result) *Changes {
-	return &Changes{
-		nodes:    changes(stored.NodeRules, result.Nodes, func(r *v1alpha1.NodeProxyRules) (string, *object) { return r.Name, nodeObject(r) }),
-		services: changes(stored.ServiceRules, result.Services, func(r *v1alpha1.ServiceProxyRules) (string, *object) { return r.Name, serviceObject(r) }),
-	}
+func Compare(stored *Objects, result *Result) Changes {
+	return slices.Concat(changes(stored.NodeRules, result.Nodes, nodeObject), changes(stored.ServiceRules, result.Services, serviceObject))
 }
 
-func changes[T any](before, after []T, printed func(*T) (string, *object)) []change {
-	pairs := make(map[string]change, len(after))
+func changes[T any](before, after []T, printed func(*T) *object) Changes {
+	byName := make(map[string]change, len(after))
 	for i := range before {
-		name, o := printed(&before[i])
-		pairs[name] = change{name: name, before: o}
+		o := printed(&before[i])
+		byName[o.Metadata.Name] = change{before: o}
 	}
 	for i := range after {
-		name, o := printed(&after[i])
-		pairs[name] = change{name: name, before: pairs[name].before, after: o}
+		o := printed(&after[i])
+		byName[o.Metadata.Name] = change{before: byName[o.Metadata.Name].before, after: o}
 	}
-	maps.DeleteFunc(pairs, func(_ string, c change) bool { return equality.Semantic.DeepEqual(c.before, c.after) })
-	return slices.SortedFunc(maps.Values(pairs), func(a, b change) int { return cmp.Compare(a.name, b.name) })
+	maps.DeleteFunc(byName, func(_ string, c change) bool { return equality.Semantic.DeepEqual(c.before, c.after) })
+	return slices.SortedFunc(maps.Values(byName), func(a, b change) int { return cmp.Compare(a.object().Metadata.Name, b.object().Metadata.Name) })
 }
 
+// object returns the object as rendered, else as stored.
+func (c change) object() *object { return cmp.Or(c.after, c.before) }
+
 // Any reports whether anything would change.
-func (c *Changes) Any() bool { return len(c.nodes)+len(c.services) > 0 }
+func (c Changes) Any() bool { return len(c) > 0 }
 
 // Summary counts the changes, in one line.
-func (c *Changes) Summary() string {
-	count := func(of []change, counts func(change) bool) (n int) {
-		for _, one := range of {
-			if counts(one) {
-				n++
-			}
+func (c Changes) Summary() string {
+	changed, created, removed := map[string]int{}, map[string]int{}, map[string]int{} // by kind
+	for _, one := range c {
+		switch kind := one.object().Kind; {
+		case one.before == nil:
+			created[kind]++
+		case one.after == nil:
+			removed[kind]++
+		default:
+			changed[kind]++
 		}
-		return n
 	}
-	changed := func(c change) bool { return c.before != nil && c.after != nil }
-	created := func(c change) bool { return c.before == nil }
-	removed := func(c change) bool { return c.after == nil }
-	parts := []string{both(count(c.nodes, changed), count(c.services, changed)) + " would change"}
-	for _, what := range []struct {
-		counts func(change) bool
-		done   string
-	}{{created, "created"}, {removed, "removed"}} {
-		if nodes, services := count(c.nodes, what.counts), count(c.services, what.counts); nodes+services > 0 {
-			parts = append(parts, both(nodes, services)+" would be "+what.done)
-		}
+	both := func(count map[string]int, would string) string {
+		return fmt.Sprintf("%d %s and %d %s would %s", count[kindNodeRules], kindNodeRules, count[kindServiceRules], kindServiceRules, would)
+	}
+	parts := []string{both(changed, "change")}
+	if len(created) > 0 {
+		parts = append(parts, both(created, "be created"))
+	}
+	if len(removed) > 0 {
+		parts = append(parts, both(removed, "be removed"))
 	}
 	return strings.Join(parts, ", ")
 }
 
-func both(nodes, services int) string {
-	return fmt.Sprintf("%d %s and %d %s", nodes, kindNodeRules, services, kindServiceRules)
-}
-
-// Write writes the changes as a unified diff, nodes first.
-func (c *Changes) Write(w io.Writer) error {
-	for _, one := range slices.Concat(c.nodes, c.services) {
+// Write writes the changes as a unified diff.
+func (c Changes) Write(w io.Writer) error {
+	for _, one := range c {
 		if err := one.write(w); err != nil {
 			return err
 		}
@@ -96,26 +89,80 @@ func (c *Changes) Write(w io.Writer) error {
 	return nil
 }
 
-func (c *change) write(w io.Writer) error {
-	diff := difflib.UnifiedDiff{FromFile: "/dev/null", ToFile: "/dev/null", Context: 3}
-	for _, side := range []struct {
-		*object
-		where string
-		file  *string
-		lines *[]string
-	}{{c.before, "stored", &diff.FromFile, &diff.A}, {c.after, "rendered", &diff.ToFile, &diff.B}} {
-		if side.object == nil {
-			continue
+func (c change) write(w io.Writer) error {
+	diff := difflib.UnifiedDiff{Context: 3}
+	var err error
+	if diff.FromFile, diff.A, err = c.before.lines("stored"); err != nil {
+		return err
+	}
+	if diff.ToFile, diff.B, err = c.after.lines("rendered"); err != nil {
+		return err
+	}
+	if err := difflib.WriteUnifiedDiff(w, diff); err != nil {
+		return fmt.Errorf("write the difference of %s: %w", c.object().Metadata.Name, err)
+	}
+	return nil
+}
+
+// object is the printed form of a rendered object: what the controllers decide about it.
+type object struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Metadata   struct {
+		Name   string            `json:"name"`
+		Labels map[string]string `json:"labels,omitempty"`
+	} `json:"metadata"`
+	Spec any `json:"spec"`
+}
+
+func newObject(kind, name string, spec any) *object {
+	o := &object{APIVersion: v1alpha1.GroupVersion.String(), Kind: kind, Spec: spec}
+	o.Metadata.Name = name
+	return o
+}
+
+func nodeObject(r *v1alpha1.NodeProxyRules) *object { return newObject(kindNodeRules, r.Name, &r.Spec) }
+
+// serviceObject leaves out labels that the controllers do not write.
+func serviceObject(r *v1alpha1.ServiceProxyRules) *object {
+	o := newObject(kindServiceRules, r.Name, &r.Spec)
+	o.Metadata.Labels = map[string]string{}
+	for _, name := range []string{v1alpha1.LabelServiceNamespace, v1alpha1.LabelServiceName} {
+		if value, found := r.Labels[name]; found {
+			o.Metadata.Labels[name] = value
 		}
-		text, err := side.text()
+	}
+	return o
+}
+
+func (o *object) text() (string, error) {
+	text, err := yaml.Marshal(o)
+	if err != nil {
+		return "", fmt.Errorf("encode %s %s: %w", o.Kind, o.Metadata.Name, err)
+	}
+	return string(text), nil
+}
+
+// lines returns one side of a diff. The object is nil if it does not exist there.
+func (o *object) lines(directory string) (file string, lines []string, err error) {
+	if o == nil {
+		return "/dev/null", nil, nil
+	}
+	text, err := o.text()
+	return directory + "/" + o.Kind + "/" + o.Metadata.Name, difflib.SplitLines(strings.TrimSuffix(text, "\n")), err
+}
+
+// Write writes the rendered objects in YAML, nodes first, each sorted by name. The output can be
+// read again as stored objects.
+func (r *Result) Write(w io.Writer) error {
+	for _, one := range Compare(&Objects{}, r) { // all of them
+		text, err := one.after.text()
 		if err != nil {
 			return err
 		}
-		*side.file, *side.lines = side.where+"/"+side.Kind+"/"+c.name, strings.SplitAfter(strings.TrimSuffix(string(text), "\n"), "\n")
-		(*side.lines)[len(*side.lines)-1] += "\n"
-	}
-	if err := difflib.WriteUnifiedDiff(w, diff); err != nil {
-		return fmt.Errorf("write the difference of %s: %w", c.name, err)
+		if _, err = fmt.Fprintf(w, "---\n%s", text); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func TestNoDifference(t *testing.T) {
 	}
 	for i := range o.ServiceRules {
 		o.ServiceRules[i].Annotations = map[string]string{v1alpha1.AnnotationLastChangeTriggerTime: "2026-11-01T08:00:00Z"}
-		o.ServiceRules[i].Labels["somebody"] = "else"
+		o.ServiceRules[i].Labels["unmanaged"] = "true"
 		o.ServiceRules[i].Spec.ExternalIPs = []string{} // none, otherwise put
 	}
 	if text, summary := differences(t, o); text != "" || summary != "0 NodeProxyRules and 0 ServiceProxyRules would change" {

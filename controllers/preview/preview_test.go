@@ -147,7 +147,7 @@ func TestRender(t *testing.T) {
 		"no effect": {
 			now:   []string{cluster, strings.Replace(closed, "nodePorts: Disabled", "loadBalancerSourceRanges: [10.0.0.0/8]", 1)},
 			want:  slices.Concat(plain[:3], []string{"shop.cart 80:30080/TCP  [closed]", "shop.pay 80/TCP  [closed]"}),
-			notes: []string{"has no effect on 1 Services (shop/pay): spec.overrides.loadBalancerSourceRanges is only for", "(shop/cart)"},
+			notes: []string{"has no effect on 1 Services (shop/pay): spec.overrides.loadBalancerSourceRanges only applies to", "(shop/cart)"},
 		},
 		"nothing selected": {
 			now:   []string{cluster, strings.Replace(edge, "pool: edge", "pool: none", 1), strings.Replace(closed, "team: shop", "team: none", 1)},
@@ -174,13 +174,13 @@ func TestRender(t *testing.T) {
 		},
 		"one of NodeProxy": {
 			now: []string{cluster}, edit: stuck, want: plain,
-			problems: []string{"NodeProxy cluster lets no change of settings go on: spec.rollout.maxUnavailable"},
+			problems: []string{"NodeProxy cluster pauses all changes of settings because spec.rollout is not valid: spec.rollout.maxUnavailable"},
 		},
 		"one that did": {
 			before: []string{cluster, edge}, now: []string{cluster, edge}, edit: invalid, want: withEdge,
 			problems: []string{"NodeProxyPolicy edge is not valid"},
 		},
-		"one whose selector makes no sense": {
+		"one with an invalid selector": {
 			before: []string{cluster, edge}, now: []string{cluster, edge}, edit: withoutSelector, want: withEdge,
 			problems: []string{"spec.nodeSelector.matchLabels[a b]"},
 		},
@@ -198,7 +198,7 @@ func TestRender(t *testing.T) {
 			want:     slices.Concat(plain[:3], []string{"shop.cart 80/TCP  [closed]", "shop.pay 80/TCP  [closed]"}),
 			problems: []string{"ServiceProxyPolicy closed is not valid"},
 		},
-		"ranges that did, and nobody knows any more": {
+		"ranges that did, and are no longer known": {
 			before: []string{cluster, closed}, now: []string{cluster, closed}, edit: invalidRanges, want: plain,
 			problems: []string{"ServiceProxyPolicy closed is not valid"},
 		},
@@ -207,16 +207,16 @@ func TestRender(t *testing.T) {
 			now: []string{cluster, strings.Replace(edge, "mode: IPVS", "sync: {minIntervalMilliseconds: 90000}", 1), `{apiVersion: nodeproxy.io/v1alpha1, kind: NodeProxyPolicy,
 				metadata: {name: often}, spec: {nodeSelector: {}, settings: {sync: {verifyIntervalSeconds: 10}}}}`},
 			want:     append([]string{"n1 IPVS lc [edge]", "n2 IPVS lc [edge]", "n3 IPTables rr [often]"}, plain[3:]...),
-			problems: []string{"NodeProxyPolicy edge: together with the others that apply, the settings of 2 nodes are not valid, and these keep theirs, new ones do without it (n1, n2): spec.settings.sync.verifyIntervalSeconds"},
+			problems: []string{"NodeProxyPolicy edge: combined with the other policies, the settings of 2 nodes are not valid; these nodes keep their settings, and new ones get none from it (n1, n2): spec.settings.sync.verifyIntervalSeconds"},
 		},
 		"no sense together, on new nodes": {
 			now:      []string{cluster, strings.Replace(edge, "mode: IPVS", "sync: {minIntervalMilliseconds: 90000}", 1)},
 			want:     plain,
-			problems: []string{"NodeProxyPolicy edge: together with the others that apply, the settings of 2 nodes are not valid"},
+			problems: []string{"NodeProxyPolicy edge: combined with the other policies, the settings of 2 nodes are not valid"},
 		},
 		"more local endpoints than a node takes": {
 			now: []string{cluster}, edit: crowdedNode, want: plain,
-			problems: []string{"Service evil/crowd: node n1 is not told of its local endpoints: they take "},
+			problems: []string{"Service evil/crowd: the rules of node n1 do not contain its local endpoints: they take "},
 		},
 		"no NodeProxy": {
 			now: []string{cluster, edge}, edit: withoutNodeProxy, want: nil,
@@ -244,8 +244,8 @@ func TestRender(t *testing.T) {
 			if diff := cmp.Diff(c.want, brief(got)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			said(t, "problems", got.Problems, c.problems)
-			said(t, "notes", got.Notes, c.notes)
+			compare(t, "problems", got.Problems, c.problems)
+			compare(t, "notes", got.Notes, c.notes)
 		})
 	}
 }
@@ -265,7 +265,7 @@ func crowdedNode(o *preview.Objects) {
 	o.Slices = append(o.Slices, slice)
 }
 
-func said(t *testing.T, what string, got, want []string) {
+func compare(t *testing.T, what string, got, want []string) {
 	t.Helper()
 	if len(got) != len(want) {
 		t.Errorf("%s: got %q, want %q", what, got, want)

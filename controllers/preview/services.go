@@ -3,33 +3,35 @@ package preview
 import (
 	"cmp"
 	"maps"
-	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // servicePolicies are the policies for Services, and what is known about them.
 type servicePolicies struct {
-	all *policies.Services
-	// invalid are the invalid ones, which are not used; an invalid selector is nil.
-	invalid []policies.ServicePolicy
+	all     *policies.Services       // the valid ones
+	invalid []policies.ServicePolicy // an invalid selector is nil
 	// namespaces are the labels of each Namespace; missing are the Namespaces of Services that are
 	// not among the objects.
 	namespaces map[string]map[string]string
-	missing    map[string]bool
+	missing    sets.Set[string]
 	stored     map[string]*v1alpha1.ServiceProxyRules
-	// selected counts the Services that each policy selects.
+	// selected counts the Services that each valid policy selects, and lost those where another
+	// policy sets a field.
 	selected map[string]int
-	// lost counts the Services where another policy sets a field.
-	lost map[loss]int
-	// ineffective are the Services on which an override has no effect, by policy, field and reason.
+	lost     map[loss]int
+	// ineffective are the Services on which an override has no effect.
 	ineffective map[ineffective][]string
 }
 
@@ -62,7 +64,7 @@ func (r *renderer) services() {
 // servicePolicies parses the policies, and reports the invalid ones.
 func (r *renderer) servicePolicies() *servicePolicies {
 	p := &servicePolicies{
-		namespaces: map[string]map[string]string{}, missing: map[string]bool{}, stored: map[string]*v1alpha1.ServiceProxyRules{},
+		namespaces: map[string]map[string]string{}, missing: sets.Set[string]{}, stored: map[string]*v1alpha1.ServiceProxyRules{},
 		selected: map[string]int{}, lost: map[loss]int{}, ineffective: map[ineffective][]string{},
 	}
 	var usable []policies.ServicePolicy
@@ -89,28 +91,20 @@ func (r *renderer) servicePolicies() *servicePolicies {
 
 // namespaceLabels returns the labels of a Namespace with the one that the API server adds.
 func namespaceLabels(name string, written map[string]string) map[string]string {
-	if written[corev1.LabelMetadataName] == name {
-		return written
-	}
-	out := map[string]string{corev1.LabelMetadataName: name}
-	maps.Copy(out, written)
-	out[corev1.LabelMetadataName] = name
-	return out
+	return labels.Merge(written, labels.Set{corev1.LabelMetadataName: name})
 }
 
 func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
-	of := render.ServiceSlices{}
-	if found := r.slices[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}]; found != nil {
-		of = *found
-	}
+	of := ptr.Deref(r.slices[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}], render.ServiceSlices{})
+	stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]
 	if limit, text := render.Size(svc, of.Slices).Excess(); limit != "" {
 		r.problem("Service %s/%s is rejected, and nodes keep its former rules: %s", svc.Namespace, svc.Name, text)
-		if stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]; stored != nil {
+		if stored != nil {
 			r.result.Services = append(r.result.Services, v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: stored.Name}, Spec: stored.Spec})
 		}
 		return
 	}
-	rules, _ := render.Service(svc, of.Slices, p.shape(svc), r.around(p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]), r.format)
+	rules, _ := render.Service(svc, of.Slices, p.shape(svc, stored), r.around(stored), r.format)
 	rules.Annotations = nil
 	r.result.Services = append(r.result.Services, *rules)
 }
@@ -118,15 +112,15 @@ func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
 // around is what is known of the cluster. It does not include service ranges: of these the preview
 // uses what the controller has found, which has more permissions.
 func (r *renderer) around(stored *v1alpha1.ServiceProxyRules) render.Cluster {
-	out := render.Cluster{APIServers: r.apiServers, OfNode: func(a netip.Addr) bool { return r.nodeIPs[a] }}
+	out := render.Cluster{APIServers: r.apiServers, OfNode: r.nodeIPs.Has}
 	if stored != nil {
 		out.Skipped = stored.Spec.SkippedAddresses
 	}
 	return out
 }
 
-// shape returns the shape of a Service: the present one if one of its policies is invalid.
-func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
+// shape returns the shape of a Service: the current one if one of its policies is invalid.
+func (p *servicePolicies) shape(svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) render.Shape {
 	if len(p.selected)+len(p.invalid) == 0 {
 		return render.Shape{}
 	}
@@ -134,13 +128,13 @@ func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
 	if !found {
 		of = namespaceLabels(svc.Namespace, nil)
 		p.namespaces[svc.Namespace] = of
-		p.missing[svc.Namespace] = true
+		p.missing.Insert(svc.Namespace)
 	}
 	resolution := p.all.Resolve(of, svc.Labels)
 	for _, policy := range resolution.Matching {
 		p.selected[policy]++
 	}
-	if kept, keeps := p.keeps(svc, of); keeps {
+	if kept, keeps := p.keeps(svc, stored, of); keeps {
 		return kept
 	}
 	for policy, fields := range resolution.Overridden {
@@ -156,17 +150,16 @@ func (p *servicePolicies) shape(svc *corev1.Service) render.Shape {
 }
 
 // keeps returns the overrides of a Service, if it keeps them because of an invalid policy.
-func (p *servicePolicies) keeps(svc *corev1.Service, namespace map[string]string) (render.Shape, bool) {
-	stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]
+func (p *servicePolicies) keeps(svc *corev1.Service, stored *v1alpha1.ServiceProxyRules, namespace map[string]string) (render.Shape, bool) {
 	if stored == nil || !slices.ContainsFunc(p.invalid, func(policy policies.ServicePolicy) bool {
-		return policy.Keeps(namespace, svc.Labels, stored.Spec.Policies)
+		return policy.Retains(namespace, svc.Labels, stored.Spec.Policies)
 	}) {
 		return render.Shape{}, false
 	}
 	text := stored.Annotations[v1alpha1.AnnotationOverrides]
 	grant := policies.ReadOverrides(text)
 	if grant == nil || text == "" && len(stored.Spec.Policies) > 0 {
-		return render.Shape{}, false // what it has cannot be told any more
+		return render.Shape{}, false // what it has is not known
 	}
 	return render.Shape{Overrides: &grant.Overrides, Policies: stored.Spec.Policies}, true
 }
@@ -175,7 +168,7 @@ func (p *servicePolicies) keeps(svc *corev1.Service, namespace map[string]string
 func (r *renderer) reportServices(p *servicePolicies) {
 	if len(p.missing) > 0 && len(p.selected) > 0 {
 		r.note("%d namespaces of Services are not among the objects, and taken to have no labels but %s (%s)",
-			len(p.missing), corev1.LabelMetadataName, some(slices.Collect(maps.Keys(p.missing))))
+			len(p.missing), corev1.LabelMetadataName, text.FirstNames(sets.List(p.missing), maxNames))
 	}
 	for _, l := range slices.SortedFunc(maps.Keys(p.lost), loss.compare) {
 		r.note("ServiceProxyPolicy %s: spec.overrides.%s is set by ServiceProxyPolicy %s on %d Services", l.policy, l.field, l.winner, p.lost[l])
@@ -183,14 +176,10 @@ func (r *renderer) reportServices(p *servicePolicies) {
 	for _, w := range slices.SortedFunc(maps.Keys(p.ineffective), func(a, b ineffective) int {
 		return cmp.Or(cmp.Compare(a.policy, b.policy), cmp.Compare(a.why, b.why))
 	}) {
-		services := p.ineffective[w]
-		r.note("ServiceProxyPolicy %s has no effect on %d Services (%s): spec.overrides.%s", w.policy, len(services), some(services), w.why)
+		services := slices.Sorted(slices.Values(p.ineffective[w]))
+		r.note("ServiceProxyPolicy %s has no effect on %d Services (%s): spec.overrides.%s", w.policy, len(services), text.FirstNames(services, maxNames), w.why)
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.selected)) {
-		if p.selected[name] == 0 {
-			r.note("ServiceProxyPolicy %s selects no Service", name)
-		}
-	}
+	r.reportUnused("ServiceProxyPolicy %s selects no Service", p.selected)
 }
 
 func (l loss) compare(o loss) int {

@@ -4,16 +4,17 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -21,31 +22,35 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// Events about a removal.
 const (
 	eventNodesNotCleaned = "NodesNotCleaned"
 	actionRemove         = "Remove"
+
+	// removalLimit is how long to wait for nodes to remove their rules after NodeProxy was deleted,
+	// from the API server's time of the deletion by the controller's clock.
+	removalLimit = 5 * time.Minute
+	// maxNodesNamed is how many nodes a message about a removal names.
+	maxNodesNamed = 10
 )
 
 // Reconciler maintains the finalizer of removalPolicy Cleanup, and ensures that a NodeProxy that is
 // deleted with it goes last: after the rules on the nodes, the agents' DaemonSet and the rendered
 // objects. All of it follows from stored objects, so another controller can continue.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Live       client.Reader
-	Events     *events.Recorder
-	Clock      clock.PassiveClock
-	Metrics    *metrics.Metrics
-	Namespace  string // of the agents' DaemonSet
+	Client    client.Client // reads come from the cache
+	Live      client.Reader
+	Events    *events.Recorder
+	Clock     clock.PassiveClock
+	Metrics   *metrics.Metrics
+	Namespace string // of the agents' DaemonSet
 	// reported is the NodeProxy for which the nodes that may still have rules were reported. Only
 	// the one worker uses it.
 	reported types.UID
@@ -57,14 +62,9 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=delete,resourceNames=nodeproxy-agent,namespace=nodeproxy-system
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
-	only := watches.OnlyNodeProxy()
-	return builder.ControllerManagedBy(mgr).
-		Named("removal").
-		Watches(&v1alpha1.NodeProxy{}, only, builder.WithPredicates(removalConcerned())).
-		Watches(&v1alpha1.NodeProxyRules{}, only, builder.WithPredicates(conditionsChanged())).
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+func (r *Reconciler) Setup(s watches.Setup) error {
+	return s.Add("removal", r,
+		watches.On(&v1alpha1.NodeProxy{}, removalConcerned()), watches.On(&v1alpha1.NodeProxyRules{}, conditionsChanged()))
 }
 
 // removalConcerned passes changes that may affect the finalizer or a removal; the status of
@@ -94,7 +94,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	case objects.BeingRemoved(np) && has:
 		return r.remove(ctx, np)
 	case np.DeletionTimestamp != nil && !has:
-		return ctrl.Result{}, nil // it waits for another finalizer
+		return ctrl.Result{}, nil // another finalizer remains
 	case has == objects.CleansUp(np):
 		return ctrl.Result{}, nil
 	default:
@@ -159,9 +159,9 @@ func (r *Reconciler) reportLeft(ctx context.Context, np *v1alpha1.NodeProxy, sta
 		return
 	}
 	r.reported = np.UID
-	log.FromContext(ctx).Info("Some nodes have not reported the removal of their rules", "timedOut", state.waiting, "notResponding", state.silent, "whatToDo", "run `nodeproxy-agent cleanup` there")
+	log.FromContext(ctx).Info("Some nodes have not reported the removal of their rules; run `nodeproxy-agent cleanup` there", "timedOut", state.waiting, "notResponding", state.silent)
 	r.Events.WarnNodeProxy(np, eventNodesNotCleaned, actionRemove,
-		fmt.Sprintf("Not all nodes are clean: %s. Run `nodeproxy-agent cleanup` there (docs/removal.md)", left))
+		fmt.Sprintf("Not all nodes are clean: %s. Run `nodeproxy-agent cleanup` there (docs/removal.md).", left))
 }
 
 // removeAgents deletes the DaemonSet of agents that the controller runs, with their pods, which
@@ -203,7 +203,7 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 			return false, fmt.Errorf("check that no %s is left: %w", kind, err)
 		}
 		for i := range left.Items {
-			if left.Items[i].DeletionTimestamp == nil { // else it waits for another finalizer
+			if left.Items[i].DeletionTimestamp == nil { // else another finalizer remains
 				return false, nil
 			}
 		}
@@ -211,7 +211,6 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 	return true, nil
 }
 
-// deleteAll deletes objects, several at a time.
 func (r *Reconciler) deleteAll(ctx context.Context, all []client.Object) error {
 	return objects.InParallel(ctx, len(all), func(i int) error {
 		object, uid, kind := all[i], all[i].GetUID(), metrics.KindService
@@ -224,4 +223,68 @@ func (r *Reconciler) deleteAll(ctx context.Context, all []client.Object) error {
 		r.Metrics.Wrote(kind, metrics.OpDelete)
 		return nil
 	})
+}
+
+type removalState struct {
+	removed int
+	// waiting are the nodes that have not finished, by name, with the failure that they report, if
+	// any.
+	waiting []string
+	// silent are the nodes whose agent once worked and does not respond any more, by name. They are
+	// not waited for, and may still have rules.
+	silent []string
+}
+
+// removalOf returns the progress. Nodes whose agent does not respond, or that are absent, are not
+// waited for.
+func removalOf(rules []v1alpha1.NodeProxyRules) removalState {
+	var s removalState
+	for i := range rules {
+		r := &rules[i]
+		if reports.Absent(r) {
+			continue
+		}
+		if reports.NotResponding(r) {
+			if r.Status.Agent != nil {
+				s.silent = append(s.silent, r.Name)
+			}
+			continue
+		}
+		programmed := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionProgrammed)
+		switch {
+		case programmed != nil && programmed.Reason == v1alpha1.ReasonRemoved:
+			s.removed++
+		case programmed != nil && programmed.Reason == v1alpha1.ReasonFailed && programmed.Message != "":
+			s.waiting = append(s.waiting, fmt.Sprintf("%s (%s)", r.Name, text.Truncate(programmed.Message, 200)))
+		default:
+			s.waiting = append(s.waiting, r.Name)
+		}
+	}
+	slices.Sort(s.waiting)
+	slices.Sort(s.silent)
+	return s
+}
+
+// left names the nodes on which rules may be left, once none is waited for any longer; empty: none.
+func (s removalState) left() string {
+	var parts []string
+	if len(s.waiting) > 0 {
+		parts = append(parts, fmt.Sprintf("rules may be left on %s, which did not finish within %s after NodeProxy was deleted",
+			text.FirstNames(s.waiting, maxNodesNamed), text.Age(removalLimit)))
+	}
+	if len(s.silent) > 0 {
+		parts = append(parts, fmt.Sprintf("rules may be left on %s, where the agent does not respond", text.FirstNames(s.silent, maxNodesNamed)))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Condition is the condition Ready of a NodeProxy that is being removed.
+func Condition(np *v1alpha1.NodeProxy, rules []v1alpha1.NodeProxyRules) metav1.Condition {
+	s := removalOf(rules)
+	message := fmt.Sprintf("%d of %d nodes have removed their rules.", s.removed, s.removed+len(s.waiting))
+	if len(s.waiting) > 0 {
+		message += fmt.Sprintf(" Waiting until %s at the latest for %s.",
+			np.DeletionTimestamp.Add(removalLimit).UTC().Format(time.RFC3339), text.FirstNames(s.waiting, maxNodesNamed))
+	}
+	return reports.False(v1alpha1.ConditionReady, v1alpha1.ReasonRemoving, message)
 }

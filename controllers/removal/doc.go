@@ -1,6 +1,3 @@
 // Package removal removes everything with a NodeProxy whose removalPolicy is Cleanup: first the
 // rules on the nodes, then what was rendered, then NodeProxy.
-//
-//   - controller.go: the reconciler
-//   - progress.go: how far the nodes are
 package removal

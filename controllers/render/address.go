@@ -1,10 +1,12 @@
 package render
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	netutils "k8s.io/utils/net"
 )
 
@@ -37,42 +39,41 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 	return prefix.Masked(), prefix.IsValid()
 }
 
-// family is an IP family, or neither.
-type family uint8
-
-const (
-	familyNone family = iota
-	familyIPv4
-	familyIPv6
-)
-
-func familyOf(addr netip.Addr) family {
-	switch {
-	case addr.Is4():
-		return familyIPv4
-	case addr.Is6():
-		return familyIPv6
+// parsed parses addresses or CIDRs, without the invalid ones.
+func parsed[T any](texts []string, parse func(string) (T, bool)) []T {
+	var out []T
+	for _, text := range texts {
+		if value, ok := parse(strings.TrimSpace(text)); ok {
+			out = append(out, value)
+		}
 	}
-	return familyNone
+	return out
+}
+
+func familyOf(addr netip.Addr) corev1.IPFamily {
+	if addr.Is4() {
+		return corev1.IPv4Protocol
+	}
+	return corev1.IPv6Protocol
 }
 
 // families is a set of IP families.
-type families map[family]bool
+type families map[corev1.IPFamily]bool
 
-// addresses returns the addresses that parse and belong to one of the families: canonical, in their
-// order, without duplicates. It returns nil for none.
+// addresses returns the valid addresses of these families: canonical, in their order, without
+// duplicates. It returns nil for none.
 func (f families) addresses(in []string) []string {
 	var out []string
-	for _, s := range in {
-		if addr, ok := parseAddr(strings.TrimSpace(s)); ok && f[familyOf(addr)] {
+	for _, addr := range parsed(in, parseAddr) {
+		if f[familyOf(addr)] {
 			out = append(out, addr.String())
 		}
 	}
 	return eachOnce(out)
 }
 
-// eachOnce removes duplicates. The order stays: rules for clients are in the order of the Service,
-// as in kube-proxy.
+// eachOnce removes duplicates. It preserves the order because kube-proxy has rules for clients in the
+// order of the Service.
 func eachOnce(list []string) []string {
 	if len(list) < 2 {
 		return list
@@ -85,22 +86,16 @@ func eachOnce(list []string) []string {
 	})
 }
 
-// sourceRanges returns the canonical client ranges in their order, without duplicates and what does
-// not parse. A family with a range of prefix length 0 is not restricted at all, so all its ranges
-// are left out: an agent interprets "no range of this family" as "no restriction", and the other
-// family retains its ranges.
+// sourceRanges returns the valid client ranges: canonical, in their order, without duplicates. A
+// range of prefix length 0 lifts the restriction of its family, so all ranges of this family are
+// left out: to agents, no range of a family means no restriction.
 func sourceRanges(in []string) []string {
-	var prefixes []netip.Prefix
+	prefixes := parsed(in, parsePrefix)
 	unrestricted := families{}
-	for _, s := range in {
-		prefix, ok := parsePrefix(strings.TrimSpace(s))
-		if !ok {
-			continue
-		}
+	for _, prefix := range prefixes {
 		if prefix.Bits() == 0 {
 			unrestricted[familyOf(prefix.Addr())] = true
 		}
-		prefixes = append(prefixes, prefix)
 	}
 	var out []string
 	for _, prefix := range prefixes {
@@ -109,4 +104,41 @@ func sourceRanges(in []string) []string {
 		}
 	}
 	return eachOnce(out)
+}
+
+// SourceRangeProblems reports which source ranges of a Service are invalid, and for which IP family
+// its load-balancer addresses are therefore open to every client although ranges are given.
+// kube-proxy does the same without reporting it.
+func SourceRangeProblems(svc *corev1.Service) []string {
+	var out []string
+	for i, s := range svc.Spec.LoadBalancerSourceRanges {
+		if _, ok := parsePrefix(strings.TrimSpace(s)); !ok {
+			out = append(out, fmt.Sprintf("spec.loadBalancerSourceRanges[%d]: %q is not a CIDR", i, s))
+		}
+	}
+	if len(svc.Spec.LoadBalancerSourceRanges) == 0 {
+		return nil
+	}
+	_, fams := clusterIPs(svc)
+	for _, f := range openFamilies(fams.addresses(loadBalancerIPs(svc)), svc.Spec.LoadBalancerSourceRanges) {
+		out = append(out, fmt.Sprintf("there is no %s range, so its %s load-balancer addresses are open to every source", f, f))
+	}
+	return out
+}
+
+// openFamilies returns the IP families of valid addresses without a range, which agents do not
+// restrict. A range of prefix length 0 counts as a range, because it may be intended.
+func openFamilies(addresses, ranges []string) []corev1.IPFamily {
+	restricted := families{}
+	for _, prefix := range parsed(ranges, parsePrefix) {
+		restricted[familyOf(prefix.Addr())] = true
+	}
+	var open []corev1.IPFamily
+	for _, addr := range parsed(addresses, parseAddr) {
+		if f := familyOf(addr); !restricted[f] {
+			open = append(open, f)
+		}
+	}
+	slices.Sort(open)
+	return slices.Compact(open)
 }

@@ -56,14 +56,14 @@ func BenchmarkOneChange(b *testing.B) {
 				Service(svc, all[onNode0[0]].Slices, Shape{}, Cluster{}, 1)
 			}
 		})
-		b.Run(fmt.Sprintf("Members/services=%d", services), func(b *testing.B) {
+		b.Run(fmt.Sprintf("LocalEndpoints/services=%d", services), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				in := make([]ServiceSlices, 0, len(onNode0))
 				for _, key := range onNode0 {
 					in = append(in, all[key])
 				}
-				Members("node-0", in, nil)
+				LocalEndpoints("node-0", in, nil)
 			}
 		})
 		b.Run(fmt.Sprintf("NodesAffected/services=%d", services), func(b *testing.B) {

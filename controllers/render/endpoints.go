@@ -10,22 +10,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Problem is an endpoint or a slice port that cannot be used and is left out.
+// Problem is an endpoint, a port or a whole slice that cannot be used and is left out.
 type Problem struct {
-	// Slice is the name of the EndpointSlice.
-	Slice string
-	// Address is the endpoint's address; empty when a port or the whole slice
-	// is meant.
-	Address string
-	// Detail says what is wrong.
-	Detail string
+	Slice   string // its name
+	Address string // of the endpoint; empty: a port or the whole slice
+	Detail  string
 }
 
-// String says where the problem is, and what.
+// String returns a message for events.
 func (p Problem) String() string {
 	if p.Address == "" {
 		return fmt.Sprintf("EndpointSlice %s: %s", p.Slice, p.Detail)
@@ -33,8 +30,8 @@ func (p Problem) String() string {
 	return fmt.Sprintf("EndpointSlice %s, address %q: %s", p.Slice, p.Address, p.Detail)
 }
 
-// ServiceOf returns the Service of a slice, and false for slices that no Service is proxied from:
-// headless ones and those that name no Service.
+// ServiceOf returns the Service of a slice, and false for slices that are not proxied: headless ones
+// and those that name no Service.
 func ServiceOf(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	name := slice.Labels[discoveryv1.LabelServiceName]
 	if _, headless := slice.Labels[corev1.IsHeadlessService]; headless || name == "" {
@@ -61,7 +58,7 @@ type slicePort struct {
 	number uint16
 }
 
-// of is the port's endpoint with an address.
+// of returns the endpoint with this port and an address.
 func (p slicePort) of(addr netip.Addr) endpointKey {
 	return endpointKey{port: p.key, addr: netip.AddrPortFrom(addr, p.number)}
 }
@@ -72,34 +69,23 @@ type claim struct {
 	endpoint *discoveryv1.Endpoint
 }
 
-// The conditions of an endpoint; absent ones count as ready, serving and not
-// terminating.
-func (c claim) ready() bool       { return isTrueOr(c.endpoint.Conditions.Ready, true) }
-func (c claim) serving() bool     { return isTrueOr(c.endpoint.Conditions.Serving, true) }
-func (c claim) terminating() bool { return isTrueOr(c.endpoint.Conditions.Terminating, false) }
-
-func (c claim) node() string {
-	if c.endpoint.NodeName == nil {
-		return ""
-	}
-	return *c.endpoint.NodeName
-}
+// Unset conditions count as ready, serving and not terminating.
+func (c claim) ready() bool       { return ptr.Deref(c.endpoint.Conditions.Ready, true) }
+func (c claim) serving() bool     { return ptr.Deref(c.endpoint.Conditions.Serving, true) }
+func (c claim) terminating() bool { return ptr.Deref(c.endpoint.Conditions.Terminating, false) }
+func (c claim) node() string      { return ptr.Deref(c.endpoint.NodeName, "") }
 
 func (c claim) zones() []string {
-	if c.endpoint.Hints == nil {
-		return nil
-	}
-	return hintNames(c.endpoint.Hints.ForZones, func(z discoveryv1.ForZone) string { return z.Name })
+	hints := ptr.Deref(c.endpoint.Hints, discoveryv1.EndpointHints{})
+	return hintNames(hints.ForZones, func(z discoveryv1.ForZone) string { return z.Name })
 }
 
 func (c claim) nodes() []string {
-	if c.endpoint.Hints == nil {
-		return nil
-	}
-	return hintNames(c.endpoint.Hints.ForNodes, func(n discoveryv1.ForNode) string { return n.Name })
+	hints := ptr.Deref(c.endpoint.Hints, discoveryv1.EndpointHints{})
+	return hintNames(hints.ForNodes, func(n discoveryv1.ForNode) string { return n.Name })
 }
 
-// state returns the state to publish, and false for an endpoint that receives no traffic at all.
+// state returns the state to publish, and false for an endpoint that receives no traffic.
 func (c claim) state() (v1alpha1.EndpointState, bool) {
 	switch {
 	case c.ready():
@@ -121,9 +107,9 @@ func (c claim) sameState(o claim) bool {
 	return c.ready() == o.ready() && c.serving() == o.serving() && c.terminating() == o.terminating()
 }
 
-// beats decides between two claims of one endpoint. kube-proxy prefers the one that is not
-// terminating and leaves the rest to chance. Here the content decides the rest too, so that both
-// rendered kinds, every restart and every order of input agree.
+// beats decides between two claims of one endpoint. kube-proxy only prefers the one that is not
+// terminating. Here the content decides the rest, so that both rendered kinds, every restart and
+// every order of input agree.
 func (c claim) beats(o claim) bool {
 	if c.terminating() != o.terminating() {
 		return !c.terminating()
@@ -142,14 +128,7 @@ func (c claim) beats(o claim) bool {
 	) < 0
 }
 
-func isTrueOr(b *bool, absent bool) bool {
-	if b == nil {
-		return absent
-	}
-	return *b
-}
-
-// hintNames returns the names that are not empty, sorted, each once.
+// hintNames returns the non-empty names, sorted, without duplicates.
 func hintNames[T any](hints []T, name func(T) string) []string {
 	var out []string
 	for _, h := range hints {
@@ -161,48 +140,43 @@ func hintNames[T any](hints []T, name func(T) string) []string {
 	return slices.Compact(out)
 }
 
-// usablePorts returns the ports of a slice that an endpoint can be reached on,
-// and reports the others.
+// usablePorts returns the usable ports of a slice, and reports the others.
 func usablePorts(slice *discoveryv1.EndpointSlice, report func(Problem)) []slicePort {
 	out := make([]slicePort, 0, len(slice.Ports))
 	for i := range slice.Ports {
-		p := &slice.Ports[i]
-		key, number, detail := usablePort(p)
+		port, detail := usablePort(&slice.Ports[i])
 		if detail != "" {
 			report(Problem{Slice: slice.Name, Detail: detail})
 			continue
 		}
-		out = append(out, slicePort{key: key, number: number})
+		out = append(out, port)
 	}
 	return out
 }
 
-// usablePort parses one slice port; a detail says why it cannot be used.
-func usablePort(p *discoveryv1.EndpointPort) (key portKey, number uint16, detail string) {
+// usablePort parses a slice port. If it cannot be used, detail gives the reason.
+func usablePort(p *discoveryv1.EndpointPort) (port slicePort, detail string) {
 	if p.Name == nil {
-		return key, 0, "a port without a name field matches no Service port"
+		return port, "a port without a name field matches no Service port"
 	}
-	key = portKey{name: *p.Name, protocol: v1alpha1.ProtocolTCP}
-	if p.Protocol != nil {
-		key.protocol = v1alpha1.Protocol(*p.Protocol)
-	}
-	switch key.protocol {
+	protocol, number := v1alpha1.Protocol(ptr.Deref(p.Protocol, corev1.ProtocolTCP)), ptr.Deref(p.Port, 0)
+	switch protocol {
 	case v1alpha1.ProtocolTCP, v1alpha1.ProtocolUDP, v1alpha1.ProtocolSCTP:
 	default:
-		return key, 0, fmt.Sprintf("port %q has the unknown protocol %q", key.name, key.protocol)
+		return port, fmt.Sprintf("port %q has the unknown protocol %q", *p.Name, protocol)
 	}
-	if p.Port == nil || *p.Port == 0 {
-		return key, 0, fmt.Sprintf("port %q has no number", key.name)
+	if number == 0 {
+		return port, fmt.Sprintf("port %q has no number", *p.Name)
 	}
-	if *p.Port < 1 || *p.Port > 65535 {
-		return key, 0, fmt.Sprintf("port %q has the number %d, which is outside 1-65535", key.name, *p.Port)
+	if number < 1 || number > 65535 {
+		return port, fmt.Sprintf("port %q has the number %d, which is outside 1-65535", *p.Name, number)
 	}
-	return key, uint16(*p.Port), ""
+	return slicePort{key: portKey{name: *p.Name, protocol: protocol}, number: uint16(number)}, ""
 }
 
-// usableAddr returns the address of an endpoint, which must be of the slice's
-// family; a detail says why it cannot be used. Only the first address counts.
-func usableAddr(e *discoveryv1.Endpoint, want family) (addr netip.Addr, text, detail string) {
+// usableAddr returns the address of an endpoint. If it cannot be used, detail gives the reason. Only
+// the first address counts, as in kube-proxy.
+func usableAddr(e *discoveryv1.Endpoint, kind discoveryv1.AddressType) (addr netip.Addr, text, detail string) {
 	if len(e.Addresses) == 0 {
 		return addr, "", "an endpoint has no address"
 	}
@@ -211,45 +185,18 @@ func usableAddr(e *discoveryv1.Endpoint, want family) (addr netip.Addr, text, de
 	if !ok {
 		return addr, text, "not an IP address"
 	}
-	if familyOf(addr) != want {
+	if string(familyOf(addr)) != string(kind) {
 		return addr, text, "not an address of the slice's addressType"
 	}
 	return addr, text, ""
 }
 
-// sliceFamily returns the family of a slice's addresses, familyNone for FQDN.
-func sliceFamily(slice *discoveryv1.EndpointSlice) family {
-	switch slice.AddressType {
-	case discoveryv1.AddressTypeIPv4:
-		return familyIPv4
-	case discoveryv1.AddressTypeIPv6:
-		return familyIPv6
-	}
-	return familyNone
-}
-
-// eachClaim calls visit for every usable mention of an endpoint in a slice and
-// report for what cannot be used.
-func eachClaim(slice *discoveryv1.EndpointSlice, report func(Problem), visit func(endpointKey, claim)) {
-	if fam := sliceFamily(slice); fam == familyNone {
-		report(Problem{Slice: slice.Name, Detail: fmt.Sprintf("addresses of type %q cannot be proxied", slice.AddressType)})
-		return
-	}
-	ports := usablePorts(slice, report)
-	eachAddress(slice, report, func(addr netip.Addr, c claim) {
-		for _, p := range ports {
-			visit(p.of(addr), c)
-		}
-	})
-}
-
-// eachAddress calls visit for every endpoint of a slice with a usable address, whatever
-// the ports, and report for the others.
+// eachAddress calls visit for every endpoint of a slice with a usable address, and report for the
+// others.
 func eachAddress(slice *discoveryv1.EndpointSlice, report func(Problem), visit func(netip.Addr, claim)) {
-	fam := sliceFamily(slice)
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
-		addr, text, detail := usableAddr(e, fam)
+		addr, text, detail := usableAddr(e, slice.AddressType)
 		if detail != "" {
 			report(Problem{Slice: slice.Name, Address: text, Detail: detail})
 			continue
@@ -260,21 +207,19 @@ func eachAddress(slice *discoveryv1.EndpointSlice, report func(Problem), visit f
 
 func ignoreProblem(Problem) {}
 
-// keepWinner stores a claim unless a better one exists.
-func keepWinner[K comparable](winners map[K]claim, key K, c claim) {
+// storeWinner stores a claim unless it loses against the stored one.
+func storeWinner[K comparable](winners map[K]claim, key K, c claim) {
 	if old, ok := winners[key]; !ok || c.beats(old) {
 		winners[key] = c
 	}
 }
 
-// groupKey is what the endpoints of one group share.
-type groupKey struct {
-	state        v1alpha1.EndpointState
-	zones, nodes string
-}
-
-// groups sorts the winners of one port into groups that share state and hints.
+// groups groups the winners of one port by state and hints.
 func groups(winners map[netip.AddrPort]claim) []v1alpha1.EndpointGroup {
+	type groupKey struct {
+		state        v1alpha1.EndpointState
+		zones, nodes string
+	}
 	byKey := map[groupKey]*v1alpha1.EndpointGroup{}
 	for addr, c := range winners {
 		state, ok := c.state()
@@ -290,7 +235,7 @@ func groups(winners map[netip.AddrPort]claim) []v1alpha1.EndpointGroup {
 		}
 		g.Addresses = append(g.Addresses, addr.String())
 	}
-	out := make([]v1alpha1.EndpointGroup, 0, len(byKey))
+	var out []v1alpha1.EndpointGroup
 	for _, g := range byKey {
 		slices.Sort(g.Addresses)
 		out = append(out, *g)
@@ -302,8 +247,5 @@ func groups(winners map[netip.AddrPort]claim) []v1alpha1.EndpointGroup {
 			slices.Compare(a.Nodes, b.Nodes),
 		)
 	})
-	if len(out) == 0 {
-		return nil
-	}
 	return out
 }

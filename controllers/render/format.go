@@ -7,36 +7,36 @@ import (
 )
 
 // FormatVersion returns the version in which to write rendered objects: the highest writable one
-// that every node's last report has, whether its agent is alive or not. Nodes that have never
-// reported do not count. If none has, or no version suits all, it is the lowest. behind are the
-// nodes, by name, that do not know the highest writable version. writable must not be empty.
+// in every node's last report, whether its agent is alive or not. Nodes that have never reported do
+// not count. If none has, or no version suits all, it is the lowest. behind are the nodes, by name,
+// that do not know the highest writable version. writable must not be empty.
 func FormatVersion(writable []int32, nodes []v1alpha1.NodeProxyRules) (version int32, behind []string) {
-	suits := func(version int32) bool {
-		return !slices.ContainsFunc(nodes, func(n v1alpha1.NodeProxyRules) bool { return !knows(&n, version) })
-	}
-	highest := slices.Max(writable)
-	version = slices.Min(writable)
+	highest, common := slices.Max(writable), slices.Clone(writable)
 	reported := false
 	for i := range nodes {
-		reported = reported || nodes[i].Status.Agent != nil
-		if !knows(&nodes[i], highest) {
+		if nodes[i].Status.Agent == nil {
+			continue
+		}
+		reported = true
+		known := nodes[i].Status.Agent.KnownFormats()
+		if !slices.Contains(known, highest) {
 			behind = append(behind, nodes[i].Name)
 		}
+		common = slices.DeleteFunc(common, func(v int32) bool { return !slices.Contains(known, v) })
+	}
+	if !reported || len(common) == 0 {
+		common = []int32{slices.Min(writable)}
 	}
 	slices.Sort(behind)
-	if !reported {
-		return version, nil
-	}
-	for _, v := range writable {
-		if v > version && suits(v) {
-			version = v
-		}
-	}
-	return version, behind
+	return slices.Max(common), behind
 }
 
-// knows reports whether the agent that last reported understands a version.
-func knows(node *v1alpha1.NodeProxyRules, version int32) bool {
-	agent := node.Status.Agent
-	return agent == nil || slices.Contains(agent.KnownFormats(), version)
+// Inventory counts and hashes the names of the ServiceProxyRules that must exist, which may come in
+// any order, without duplicates.
+func Inventory(names []string) v1alpha1.Inventory {
+	var sum uint64
+	for _, name := range names {
+		sum += v1alpha1.NameHash(name)
+	}
+	return v1alpha1.Inventory{Services: int32(len(names)), Hash: v1alpha1.FormatInventoryHash(sum)}
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// reports are nodes n0, n1 and so on whose last reports have these versions; nil:
-// it has never reported.
+// reports are nodes n0, n1 and so on whose last reports have these versions; nil: none ever.
 func reports(versions ...[]int32) []v1alpha1.NodeProxyRules {
 	out := make([]v1alpha1.NodeProxyRules, len(versions))
 	for i, v := range versions {
@@ -35,11 +34,11 @@ func TestFormatVersion(t *testing.T) {
 		"no node has reported":                     {writable: both, nodes: reports(nil, nil), want: 1},
 		"all know the highest":                     {writable: both, nodes: reports(both, all), want: 2},
 		"one knows less":                           {writable: both, nodes: reports(both, one, both), want: 1, behind: []string{"n1"}},
-		"who has not reported does not count":      {writable: both, nodes: reports(both, nil), want: 2},
+		"a node without report does not count":     {writable: both, nodes: reports(both, nil), want: 2},
 		"no versions are those of the first":       {writable: both, nodes: reports(both, []int32{}), want: 1, behind: []string{"n1"}},
 		"the highest that all know":                {writable: []int32{3, 1, 2}, nodes: reports(both, all), want: 2, behind: []string{"n0"}},
 		"agents are ahead":                         {writable: one, nodes: reports(all, both), want: 1},
-		"the first is not written any more":        {writable: []int32{2, 3}, nodes: reports(one), want: 2, behind: []string{"n0"}},
+		"the first is no longer writable":          {writable: []int32{2, 3}, nodes: reports(one), want: 2, behind: []string{"n0"}},
 		"a version that some know, and not others": {writable: all, nodes: reports([]int32{1, 3}, both), want: 1, behind: []string{"n1"}},
 	} {
 		t.Run(name, func(t *testing.T) {

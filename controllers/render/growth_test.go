@@ -53,11 +53,11 @@ func TestGrowth(t *testing.T) {
 			return s
 		}
 		for step, do := range map[string]func(*sized){
-			"Service":       func(s *sized) { Service(s.service, s.slices, Shape{}, Cluster{}, 1) },
-			"Members":       func(s *sized) { membersOf("n1", s.slices) },
-			"localBytes":    func(s *sized) { localBytes("n1", &ServiceSlices{Slices: s.slices}) },
-			"NodesAffected": func(s *sized) { NodesAffected(nil, s.slices[len(s.slices)-1], s.slices[:len(s.slices)-1]) },
-			"Problems":      func(s *sized) { SourceRangeProblems(s.service) },
+			"Service":        func(s *sized) { Service(s.service, s.slices, Shape{}, Cluster{}, 1) },
+			"LocalEndpoints": func(s *sized) { endpointsOn("n1", s.slices) },
+			"localBytes":     func(s *sized) { localBytes("n1", &ServiceSlices{Slices: s.slices}) },
+			"NodesAffected":  func(s *sized) { NodesAffected(nil, s.slices[len(s.slices)-1], s.slices[:len(s.slices)-1]) },
+			"Problems":       func(s *sized) { SourceRangeProblems(s.service) },
 		} {
 			t.Run(name+"/"+step, func(t *testing.T) { growth.Linear(t, 100, prepare, do) })
 		}
@@ -77,7 +77,7 @@ func TestGrowthOfNodes(t *testing.T) {
 			return out
 		}
 		t.Run(name, func(t *testing.T) {
-			growth.Linear(t, 100, prepare, func(services []ServiceSlices) { Members("n1", services, nil) })
+			growth.Linear(t, 100, prepare, func(services []ServiceSlices) { LocalEndpoints("n1", services, nil) })
 		})
 	}
 }

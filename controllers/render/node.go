@@ -1,6 +1,7 @@
 package render
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -14,26 +15,20 @@ const TaintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
 // Linux reports whether a Node runs Linux: by its label, else by its kubelet, else it is assumed.
 func Linux(node *corev1.Node) bool {
-	os := node.Labels[corev1.LabelOSStable]
-	if os == "" {
-		os = node.Status.NodeInfo.OperatingSystem
-	}
-	return os == "" || os == string(corev1.Linux)
+	os := cmp.Or(node.Labels[corev1.LabelOSStable], node.Status.NodeInfo.OperatingSystem, string(corev1.Linux))
+	return os == string(corev1.Linux)
 }
 
 // NodeFacts returns what an agent must know about its Node.
 func NodeFacts(node *corev1.Node) v1alpha1.NodeFacts {
-	draining := node.DeletionTimestamp != nil
-	for _, taint := range node.Spec.Taints {
-		draining = draining || taint.Key == TaintToBeDeleted
-	}
+	toBeDeleted := func(t corev1.Taint) bool { return t.Key == TaintToBeDeleted }
 	return v1alpha1.NodeFacts{
 		Addresses: append(
 			nodeAddresses(node, corev1.NodeInternalIP),
 			nodeAddresses(node, corev1.NodeExternalIP)...),
 		PodCIDRs: podCIDRs(node),
 		Zone:     node.Labels[corev1.LabelTopologyZone],
-		Draining: draining,
+		Draining: node.DeletionTimestamp != nil || slices.ContainsFunc(node.Spec.Taints, toBeDeleted),
 	}
 }
 
@@ -42,14 +37,11 @@ func NodeFacts(node *corev1.Node) v1alpha1.NodeFacts {
 func nodeAddresses(node *corev1.Node, kind corev1.NodeAddressType) []string {
 	var out []string
 	for _, a := range node.Status.Addresses {
-		if a.Type != kind {
-			continue
-		}
-		if addr, ok := parseAddr(a.Address); ok && !slices.Contains(out, addr.String()) {
+		if addr, ok := parseAddr(a.Address); ok && a.Type == kind {
 			out = append(out, addr.String())
 		}
 	}
-	return out
+	return eachOnce(out)
 }
 
 func podCIDRs(node *corev1.Node) []string {
@@ -58,38 +50,30 @@ func podCIDRs(node *corev1.Node) []string {
 		in = []string{node.Spec.PodCIDR}
 	}
 	var out []string
-	for _, s := range in {
-		if prefix, ok := parsePrefix(s); ok {
-			out = append(out, prefix.String())
-		}
+	for _, prefix := range parsed(in, parsePrefix) {
+		out = append(out, prefix.String())
 	}
 	return out
 }
 
-// NodeInput is what the rules of one node follow from.
+// NodeInput is what the rules of one node are rendered from.
 type NodeInput struct {
-	// Node is nil if it does not exist (any more).
-	Node *corev1.Node
-	// Current are the stored rules, nil if there are none.
-	Current *v1alpha1.NodeProxyRules
-	// Settings are the settings to set, nil to keep those of Current, with the Policies that shape
-	// them, strongest first.
-	Settings *Settings
-	Policies []string
-	// Members are the node's local endpoints.
-	Members []v1alpha1.ServiceLocalEndpoints
-	// FormatVersion is the version of the format to write.
-	FormatVersion int32
+	Node    *corev1.Node             // nil: it does not exist
+	Current *v1alpha1.NodeProxyRules // the stored rules; nil: none
+	// Settings to set, and the Policies that shape them, strongest first. Nil: those of Current.
+	Settings       *Settings
+	Policies       []string
+	LocalEndpoints []v1alpha1.ServiceLocalEndpoints
+	FormatVersion  int32
 }
 
-// Node renders the rules of a node. It returns false if there is nothing to render them from: no
-// settings, neither given nor stored, or no facts, neither of a Node nor stored. An absent Node
-// keeps its last known facts and counts as draining.
+// Node renders the rules of a node. It returns false without rules to start from, if the Node or its
+// settings are missing. An absent Node keeps its last known facts and counts as draining.
 func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
 	if in.Current == nil && (in.Node == nil || in.Settings == nil) {
 		return v1alpha1.NodeProxyRulesSpec{}, false
 	}
-	spec := v1alpha1.NodeProxyRulesSpec{FormatVersion: in.FormatVersion, LocalEndpoints: in.Members}
+	spec := v1alpha1.NodeProxyRulesSpec{FormatVersion: in.FormatVersion, LocalEndpoints: in.LocalEndpoints}
 	if in.Settings != nil {
 		in.Settings.Complete.DeepCopyInto(&spec.Settings)
 		spec.SettingsRevision = in.Settings.Revision

@@ -105,13 +105,13 @@ func TestNode(t *testing.T) {
 		in   NodeInput
 		want *v1alpha1.NodeProxyRulesSpec
 	}{
-		"new":                    {in: NodeInput{Node: node(), Settings: settings, Members: members}, want: &fresh},
-		"new, no settings":       {in: NodeInput{Node: node(), Members: members}},
-		"neither Node nor rules": {in: NodeInput{Settings: settings, Members: members}},
-		"stored":                 {in: NodeInput{Node: node(), Current: stored, Settings: settings, Members: members}, want: &fresh},
-		"stored, no settings":    {in: NodeInput{Node: node(), Current: stored, Members: members}, want: edited(kept)},
-		"Node gone":              {in: NodeInput{Current: stored, Settings: settings, Members: members}, want: edited(absent)},
-		"Node gone and no settings": {in: NodeInput{Current: stored, Members: members},
+		"new":                    {in: NodeInput{Node: node(), Settings: settings, LocalEndpoints: members}, want: &fresh},
+		"new, no settings":       {in: NodeInput{Node: node(), LocalEndpoints: members}},
+		"neither Node nor rules": {in: NodeInput{Settings: settings, LocalEndpoints: members}},
+		"stored":                 {in: NodeInput{Node: node(), Current: stored, Settings: settings, LocalEndpoints: members}, want: &fresh},
+		"stored, no settings":    {in: NodeInput{Node: node(), Current: stored, LocalEndpoints: members}, want: edited(kept)},
+		"Node gone":              {in: NodeInput{Current: stored, Settings: settings, LocalEndpoints: members}, want: edited(absent)},
+		"Node gone and no settings": {in: NodeInput{Current: stored, LocalEndpoints: members},
 			want: edited(func(s *v1alpha1.NodeProxyRulesSpec) { kept(s); absent(s) })},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,32 +1,30 @@
 package render
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // Shape is what policies change in a Service. The zero value changes nothing.
 type Shape struct {
-	// Overrides replace fields of the Service. Nil: none.
 	Overrides *v1alpha1.ServiceOverrides
-	// Policies are the names of the policies that they are from, the strongest first.
-	Policies []string
+	Policies  []string // whose overrides these are, the strongest first
 }
 
 // IneffectiveOverride is an override without effect on a Service, or on part of it.
 type IneffectiveOverride struct {
-	// Field is its name in JSON, such as "externalTrafficPolicy".
-	Field string
-	// Why begins with the field and gives the reason.
-	Why string
+	Field string // its name in JSON
+	Why   string // begins with the field
 }
 
-// IneffectiveOverrides returns the overrides without effect on a Service, and why. What the Service
-// itself already sets, or does not have, is not reported.
+// IneffectiveOverrides returns the overrides without effect on a Service, except for what the Service
+// itself already sets or does not have.
 func IneffectiveOverrides(svc *corev1.Service, o *v1alpha1.ServiceOverrides) []IneffectiveOverride {
 	_, fams := clusterIPs(svc)
 	return shaped(svc, fams, o).ineffective
@@ -53,10 +51,10 @@ func shaped(svc *corev1.Service, fams families, o *v1alpha1.ServiceOverrides) sh
 	if o == nil {
 		return s
 	}
-	if is(o.NodePorts, v1alpha1.Disabled) {
+	if ptr.Deref(o.NodePorts, "") == v1alpha1.Disabled {
 		s.ports = withoutNodePorts(s.ports)
 	}
-	if is(o.ExternalIPs, v1alpha1.Disabled) {
+	if ptr.Deref(o.ExternalIPs, "") == v1alpha1.Disabled {
 		s.externalIPs = nil
 	}
 	if o.LoadBalancerSourceRanges != nil {
@@ -65,19 +63,13 @@ func shaped(svc *corev1.Service, fams families, o *v1alpha1.ServiceOverrides) sh
 	if o.ExternalTrafficPolicy != nil {
 		s.overrideExternal(svc, *o.ExternalTrafficPolicy)
 	}
-	if o.InternalTrafficPolicy != nil {
-		s.internal = *o.InternalTrafficPolicy
-	}
+	s.internal = ptr.Deref(o.InternalTrafficPolicy, s.internal)
 	if o.SessionAffinity != nil {
 		s.affinity = &v1alpha1.SessionAffinity{ClientIPTimeoutSeconds: o.SessionAffinity.ClientIPTimeoutSeconds}
 	}
-	if o.IPVSScheduler != nil {
-		s.scheduler = *o.IPVSScheduler
-	}
+	s.scheduler = ptr.Deref(o.IPVSScheduler, "")
 	return s
 }
-
-func is[T comparable](value *T, what T) bool { return value != nil && *value == what }
 
 func withoutNodePorts(ports []corev1.ServicePort) []corev1.ServicePort {
 	ports = slices.Clone(ports)
@@ -97,50 +89,46 @@ func (s *shapedService) overrideRanges(svc *corev1.Service, fams families, range
 	const name = "loadBalancerSourceRanges"
 	served := fams.addresses(loadBalancerIPs(svc))
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer && len(served) == 0 {
-		s.without(name, "is only for Services of type LoadBalancer, and the type of this one is %s", typeOf(svc))
+		s.without(name, "only applies to Services of type LoadBalancer, not %s", typeOf(svc))
 		return
 	}
 	s.sourceRanges = ranges
 	if len(served) == 0 && len(svc.Status.LoadBalancer.Ingress) > 0 { // none at all: it has none yet
-		s.without(name, "restricts load-balancer addresses that nodes serve, and this Service has none: status.loadBalancer.ingress contains host names, or addresses with ipMode Proxy, so that restricting clients is up to the load balancer")
+		s.without(name, "restricts load-balancer addresses that nodes serve, and this Service has none: status.loadBalancer.ingress contains host names, or addresses with ipMode Proxy, so only the load balancer can restrict clients")
 		return
 	}
 	for _, f := range openFamilies(served, ranges) {
-		s.without(name, "has no %s range, so that the %s load-balancer addresses of this Service are open to every source: add one", f, f)
+		s.without(name, "has no %s range, so the %s load-balancer addresses of this Service are open to every source: add one", f, f)
 	}
 }
 
-// overrideExternal replaces the Service's external policy, unless that would lose connections, or
-// change nothing.
+// overrideExternal replaces the Service's external policy, unless that would lose connections or have
+// no effect.
 func (s *shapedService) overrideExternal(svc *corev1.Service, policy v1alpha1.TrafficPolicy) {
 	const name = "externalTrafficPolicy"
-	if policy == s.external {
-		return
-	}
-	if policy == v1alpha1.TrafficPolicyCluster {
-		s.external = policy
-		return
-	}
 	switch {
+	case policy == s.external:
+	case policy == v1alpha1.TrafficPolicyCluster:
+		s.external = policy
 	case svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.HealthCheckNodePort == 0:
-		s.without(name, "Local is not for a Service of type LoadBalancer without healthCheckNodePort: its load balancer would go on sending to nodes that have no endpoint and drop. Set externalTrafficPolicy in the Service itself, which gives it one")
+		s.without(name, "Local cannot apply to a Service of type LoadBalancer without healthCheckNodePort: its load balancer would still send traffic to nodes without an endpoint, which drop it. Set externalTrafficPolicy in the Service itself, which assigns a healthCheckNodePort")
 	case !s.reachable(svc):
-		s.without(name, "Local has no effect on this Service of type %s, since nothing from outside can arrive: it has no node port, external IP or load-balancer IP%s", typeOf(svc), s.closed(svc))
+		s.without(name, "Local has no effect on this Service of type %s, because no traffic from outside can arrive: it has no node port, external IP or load-balancer IP%s", typeOf(svc), s.closed(svc))
 	default:
 		s.external = policy
 	}
 }
 
-// reachable reports whether traffic from outside can arrive at the rest of a Service. A load
-// balancer that has no address yet will have one.
+// reachable reports whether traffic from outside can arrive after the overrides. A load balancer
+// without an address will get one.
 func (s *shapedService) reachable(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeLoadBalancer || len(s.externalIPs) > 0 || len(loadBalancerIPs(svc)) > 0 || hasNodePorts(s.ports)
 }
 
-// closed reports that policies have removed something by which connections could arrive.
+// closed is a suffix for messages if policies have disabled something by which connections arrive.
 func (s *shapedService) closed(svc *corev1.Service) string {
 	if len(svc.Spec.ExternalIPs) > len(s.externalIPs) || hasNodePorts(svc.Spec.Ports) && !hasNodePorts(s.ports) {
-		return " but what policies disable"
+		return " except for what policies disable"
 	}
 	return ""
 }
@@ -149,10 +137,7 @@ func hasNodePorts(ports []corev1.ServicePort) bool {
 	return slices.ContainsFunc(ports, func(p corev1.ServicePort) bool { return p.NodePort != 0 })
 }
 
-// typeOf names the type of a Service, as the API server completes it.
+// typeOf returns the type of a Service, with the API server's default.
 func typeOf(svc *corev1.Service) corev1.ServiceType {
-	if svc.Spec.Type == "" {
-		return corev1.ServiceTypeClusterIP
-	}
-	return svc.Spec.Type
+	return cmp.Or(svc.Spec.Type, corev1.ServiceTypeClusterIP)
 }

@@ -74,7 +74,7 @@ type overrideCase struct {
 	service   []func(*corev1.Service)
 	overrides string
 	differ    func(*spec)
-	// ineffective are the beginnings of what is told.
+	// ineffective are the beginnings of the messages.
 	ineffective []string
 }
 
@@ -101,16 +101,16 @@ func overrideCases() []overrideCase {
 			differ: func(s *spec) { s.LoadBalancerSourceRanges = []string{"198.51.100.0/24", "2001:db8::/64"} }},
 		{name: "ranges of one family only", service: edits{ofType(loadBalancer), dualStack}, overrides: `{loadBalancerSourceRanges: [198.51.100.0/24]}`,
 			differ:      func(s *spec) { s.LoadBalancerSourceRanges = []string{"198.51.100.0/24"} },
-			ineffective: []string{"loadBalancerSourceRanges has no IPv6 range, so that the IPv6 load-balancer addresses of this Service are open to every source"}},
+			ineffective: []string{"loadBalancerSourceRanges has no IPv6 range, so the IPv6 load-balancer addresses of this Service are open to every source"}},
 		{name: "ranges before there is an address", service: edits{ofType(loadBalancer), withoutAddress}, overrides: `{loadBalancerSourceRanges: [198.51.100.0/24]}`,
 			differ: func(s *spec) { s.LoadBalancerSourceRanges = []string{"198.51.100.0/24"} }},
 		{name: "ranges where nodes do not serve the address", service: edits{ofType(loadBalancer), proxied}, overrides: `{loadBalancerSourceRanges: [198.51.100.0/24]}`,
 			differ:      func(s *spec) { s.LoadBalancerSourceRanges = []string{"198.51.100.0/24"} },
 			ineffective: []string{"loadBalancerSourceRanges restricts load-balancer addresses that nodes serve"}},
 		{name: "ranges of a NodePort", service: edits{ofType(nodePort)}, overrides: `{loadBalancerSourceRanges: [198.51.100.0/24]}`,
-			ineffective: []string{"loadBalancerSourceRanges is only for Services of type LoadBalancer, and the type of this one is NodePort"}},
+			ineffective: []string{"loadBalancerSourceRanges only applies to Services of type LoadBalancer, not NodePort"}},
 		{name: "ranges of a ClusterIP", overrides: `{loadBalancerSourceRanges: [198.51.100.0/24]}`,
-			ineffective: []string{"loadBalancerSourceRanges is only for Services of type LoadBalancer, and the type of this one is ClusterIP"}},
+			ineffective: []string{"loadBalancerSourceRanges only applies to Services of type LoadBalancer, not ClusterIP"}},
 		{name: "ranges of an address left from another type", service: edits{ofType(loadBalancer), func(s *corev1.Service) { s.Spec.Type = nodePort }},
 			overrides: `{loadBalancerSourceRanges: [198.51.100.0/24]}`,
 			differ:    func(s *spec) { s.LoadBalancerSourceRanges = []string{"198.51.100.0/24"} }},
@@ -124,20 +124,20 @@ func overrideCases() []overrideCase {
 		{name: "Local outside, NodePort", service: edits{ofType(nodePort)}, overrides: `{externalTrafficPolicy: Local}`, differ: local},
 		{name: "Local outside, ClusterIP with external IPs", service: edits{externalIP}, overrides: `{externalTrafficPolicy: Local}`, differ: local},
 		{name: "Local outside, ClusterIP", overrides: `{externalTrafficPolicy: Local}`,
-			ineffective: []string{"externalTrafficPolicy Local has no effect on this Service of type ClusterIP, since nothing from outside can arrive: it has no node port, external IP or load-balancer IP"}},
+			ineffective: []string{"externalTrafficPolicy Local has no effect on this Service of type ClusterIP, because no traffic from outside can arrive: it has no node port, external IP or load-balancer IP"}},
 		{name: "Local outside, where policies let nothing in", service: edits{ofType(nodePort)}, overrides: `{externalTrafficPolicy: Local, nodePorts: Disabled}`,
-			differ: noPorts, ineffective: []string{"externalTrafficPolicy Local has no effect on this Service of type NodePort, since nothing from outside can arrive: it has no node port, external IP or load-balancer IP but what policies disable"}},
+			differ: noPorts, ineffective: []string{"externalTrafficPolicy Local has no effect on this Service of type NodePort, because no traffic from outside can arrive: it has no node port, external IP or load-balancer IP except for what policies disable"}},
 		{name: "Local outside, an address left from another type", overrides: `{externalTrafficPolicy: Local}`, differ: local,
 			service: edits{ofType(loadBalancer), func(s *corev1.Service) { s.Spec.Type, s.Spec.Ports[0].NodePort = clusterIP, 0 }}},
 		{name: "Local outside, where policies take the external IPs", service: edits{externalIP}, overrides: `{externalTrafficPolicy: Local, externalIPs: Disabled}`,
 			differ:      func(s *spec) { s.ExternalIPs = nil },
-			ineffective: []string{"externalTrafficPolicy Local has no effect on this Service of type ClusterIP, since nothing from outside can arrive: it has no node port, external IP or load-balancer IP but what policies disable"}},
+			ineffective: []string{"externalTrafficPolicy Local has no effect on this Service of type ClusterIP, because no traffic from outside can arrive: it has no node port, external IP or load-balancer IP except for what policies disable"}},
 		{name: "Local outside, without health checks", service: edits{ofType(loadBalancer)}, overrides: `{externalTrafficPolicy: Local}`,
-			ineffective: []string{"externalTrafficPolicy Local is not for a Service of type LoadBalancer without healthCheckNodePort"}},
+			ineffective: []string{"externalTrafficPolicy Local cannot apply to a Service of type LoadBalancer without healthCheckNodePort"}},
 		{name: "Local outside, without health checks or an address", service: edits{ofType(loadBalancer), withoutAddress}, overrides: `{externalTrafficPolicy: Local}`,
-			ineffective: []string{"externalTrafficPolicy Local is not for a Service of type LoadBalancer without healthCheckNodePort"}},
-		{name: "Local outside, as the Service says", service: edits{ofType(loadBalancer), healthChecked}, overrides: `{externalTrafficPolicy: Local}`},
-		{name: "Local outside, as the Service says, without health checks", service: edits{ofType(loadBalancer), localOutside}, overrides: `{externalTrafficPolicy: Local}`},
+			ineffective: []string{"externalTrafficPolicy Local cannot apply to a Service of type LoadBalancer without healthCheckNodePort"}},
+		{name: "Local outside, as in the Service", service: edits{ofType(loadBalancer), healthChecked}, overrides: `{externalTrafficPolicy: Local}`},
+		{name: "Local outside, as in the Service, without health checks", service: edits{ofType(loadBalancer), localOutside}, overrides: `{externalTrafficPolicy: Local}`},
 		{name: "Cluster outside: health checks stay", service: edits{ofType(loadBalancer), healthChecked}, overrides: `{externalTrafficPolicy: Cluster}`,
 			differ: func(s *spec) { s.ExternalTrafficPolicy = "Cluster" }},
 		{name: "Cluster outside, NodePort", service: edits{ofType(nodePort), localOutside}, overrides: `{externalTrafficPolicy: Cluster}`,
@@ -171,13 +171,13 @@ func TestOverrides(t *testing.T) {
 			if diff := cmp.Diff(before, svc); diff != "" {
 				t.Errorf("the Service has changed:\n%s", diff)
 			}
-			told := IneffectiveOverrides(svc, o)
-			if len(told) != len(c.ineffective) {
-				t.Fatalf("told %v, want %q", told, c.ineffective)
+			without := IneffectiveOverrides(svc, o)
+			if len(without) != len(c.ineffective) {
+				t.Fatalf("got %v, want %q", without, c.ineffective)
 			}
 			for i, text := range c.ineffective {
-				if field, _, _ := strings.Cut(text, " "); told[i].Field != field || !strings.HasPrefix(told[i].Why, text) {
-					t.Errorf("told %q, want %q", told[i], text)
+				if field, _, _ := strings.Cut(text, " "); without[i].Field != field || !strings.HasPrefix(without[i].Why, text) {
+					t.Errorf("got %q, want %q", without[i], text)
 				}
 			}
 		})

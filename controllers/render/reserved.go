@@ -9,12 +9,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Cluster is what the cluster has at addresses that a Service may name as its external or
-// load-balancer IPs. The zero value knows nothing.
+// Cluster is what the cluster has at the addresses that Services name as external or load-balancer
+// IPs. The zero value knows nothing.
 type Cluster struct {
 	// APIServers are the addresses of the API servers, with their ports.
 	APIServers map[netip.Addr][]uint16
@@ -22,11 +23,11 @@ type Cluster struct {
 	Ranges ServiceRanges
 	// OfNode reports whether an address is one of a Node. Nil: none is.
 	OfNode func(netip.Addr) bool
-	// Skipped are known to be skipped from an earlier rendering that knew more of the cluster.
+	// Skipped were skipped by an earlier rendering that knew more of the cluster.
 	Skipped []v1alpha1.SkippedAddress
 }
 
-// StoredCluster is what rules show of the cluster, for callers that know no more.
+// StoredCluster is what rules show of the cluster, for callers without access to it.
 func StoredCluster(rules *v1alpha1.ServiceProxyRulesSpec) Cluster {
 	return Cluster{
 		Skipped: rules.SkippedAddresses,
@@ -38,7 +39,7 @@ func StoredCluster(rules *v1alpha1.ServiceProxyRulesSpec) Cluster {
 // write more slices of that Service with any addresses: those do not count.
 const APIServerSlice = "kubernetes"
 
-// maxAPIServerPorts is more than API servers have. What has more is none.
+// maxAPIServerPorts is more than API servers have: a slice with more is ignored.
 const maxAPIServerPorts = 100
 
 // APIServers returns the addresses and ports of API servers: those of the EndpointSlice of
@@ -81,45 +82,36 @@ func APIServers(ofKubernetes []*discoveryv1.EndpointSlice, np *v1alpha1.NodeProx
 	return out
 }
 
-// ServiceRanges are the ranges of cluster IPs. A look-up takes the same time however many there
-// are.
+// ServiceRanges are the ranges of cluster IPs. A lookup takes the same time however many there are.
 type ServiceRanges struct {
-	ranges map[netip.Prefix]struct{}
-	bits   []int // each once
+	ranges sets.Set[netip.Prefix]
+	bits   []int // without duplicates, ascending
 }
 
-// NewServiceRanges parses CIDRs, and leaves out what is none: the API accepts no such.
+// NewServiceRanges parses CIDRs. It ignores invalid ones, which the API does not accept.
 func NewServiceRanges(cidrs []string) ServiceRanges {
-	out := ServiceRanges{ranges: map[netip.Prefix]struct{}{}}
-	for _, cidr := range cidrs {
-		prefix, ok := parsePrefix(cidr)
-		if !ok {
-			continue
-		}
-		out.ranges[prefix] = struct{}{}
-		if !slices.Contains(out.bits, prefix.Bits()) {
-			out.bits = append(out.bits, prefix.Bits())
-		}
+	out := ServiceRanges{ranges: sets.Set[netip.Prefix]{}}
+	for _, prefix := range parsed(cidrs, parsePrefix) {
+		out.ranges.Insert(prefix)
+		out.bits = append(out.bits, prefix.Bits())
 	}
-	slices.Sort(out.bits) // the widest range is named
+	slices.Sort(out.bits)
+	out.bits = slices.Compact(out.bits)
 	return out
 }
 
-// Of returns the range that an address is in.
+// Of returns the widest range that an address is in.
 func (r ServiceRanges) Of(a netip.Addr) (netip.Prefix, bool) {
 	for _, bits := range r.bits {
-		prefix, err := a.Prefix(bits)
-		if err != nil {
-			continue // IPv4 has no such
-		}
-		if _, found := r.ranges[prefix]; found {
+		// Prefix fails for more bits than IPv4 addresses have.
+		if prefix, err := a.Prefix(bits); err == nil && r.ranges.Has(prefix) {
 			return prefix, true
 		}
 	}
 	return netip.Prefix{}, false
 }
 
-// special says why no Service may have an address, in any cluster.
+// special returns the reason why no Service may have an address, in any cluster.
 func special(a netip.Addr) string {
 	switch {
 	case a.IsUnspecified():
@@ -134,7 +126,7 @@ func special(a netip.Addr) string {
 	return ""
 }
 
-// reserved says why a Service must not have an address; empty: it may.
+// reserved returns the reason why a Service must not have an address, if any.
 func (c *Cluster) reserved(a netip.Addr) string {
 	text := a.String()
 	if i := slices.IndexFunc(c.Skipped, func(s v1alpha1.SkippedAddress) bool { return s.Address == text }); i >= 0 {
@@ -152,9 +144,9 @@ func (c *Cluster) reserved(a netip.Addr) string {
 	return ""
 }
 
-// besideAPIServer reports whether a Service may have the address of an API server: it is a Node's,
-// and the Service does not use the API server's port. Load balancers on the nodes assign the
-// addresses of all nodes, and administrators name them as external IPs.
+// besideAPIServer reports whether a Service may have the address of an API server: that of a Node, on
+// other ports. Load balancers on the nodes assign the addresses of all nodes, and administrators name
+// them as external IPs.
 func (c *Cluster) besideAPIServer(a netip.Addr, ports []corev1.ServicePort) bool {
 	own, found := c.APIServers[a]
 	return found && special(a) == "" && c.ofNode(a) && !slices.ContainsFunc(ports, func(p corev1.ServicePort) bool {
@@ -169,7 +161,7 @@ func (c *Cluster) ofNode(a netip.Addr) bool { return c.OfNode != nil && c.OfNode
 // they change nothing.
 func (c *Cluster) settleAddresses(rules *v1alpha1.ServiceProxyRulesSpec, ports []corev1.ServicePort) {
 	skipped := map[string]bool{}
-	keep := func(list []string) []string {
+	permitted := func(list []string) []string {
 		var out []string
 		for _, text := range list {
 			a := netip.MustParseAddr(text) // canonical, as families.addresses writes them
@@ -186,7 +178,7 @@ func (c *Cluster) settleAddresses(rules *v1alpha1.ServiceProxyRulesSpec, ports [
 		}
 		return out
 	}
-	rules.ExternalIPs = keep(rules.ExternalIPs)
-	rules.LoadBalancerIPs = keep(rules.LoadBalancerIPs)
+	rules.ExternalIPs = permitted(rules.ExternalIPs)
+	rules.LoadBalancerIPs = permitted(rules.LoadBalancerIPs)
 	rules.NodeAddresses = eachOnce(rules.NodeAddresses)
 }

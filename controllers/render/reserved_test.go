@@ -83,7 +83,7 @@ func TestSkippedAddresses(t *testing.T) {
 		if !slices.Contains(rules.Spec.ExternalIPs, "198.51.100.1") || !slices.Contains(rules.Spec.ExternalIPs, "2001:db8::1") {
 			t.Errorf("%s: the others are gone: %v", text, rules.Spec.ExternalIPs)
 		}
-		// Whoever knows only what is stored renders the same.
+		// A caller that only knows the stored rules renders the same.
 		again, _ := Service(svc, nil, Shape{}, StoredCluster(&rules.Spec), 1)
 		if !slices.Equal(again.Spec.SkippedAddresses, rules.Spec.SkippedAddresses) || !slices.Equal(again.Spec.NodeAddresses, rules.Spec.NodeAddresses) {
 			t.Errorf("%s: from what is stored %+v, want %+v", text, again.Spec.SkippedAddresses, rules.Spec.SkippedAddresses)
@@ -123,12 +123,12 @@ func TestAddressesOfNodes(t *testing.T) {
 		"as external IP with the API server's port": {port: 6443, external: []string{"172.20.0.11", "172.20.0.12"}, in: knownCluster(),
 			nodes: []string{"172.20.0.12"}, wantExternal: []string{"172.20.0.12"}, skipped: 1},
 		"an external IP of an API server beside the nodes": {port: 80, external: []string{"192.0.2.10"}, in: knownCluster(), skipped: 1},
-		"loopback":                 {port: 80, balanced: []string{"127.0.0.1"}, skipped: 1},
-		"its own cluster IP":       {port: 80, balanced: []string{"10.96.12.7"}, in: knownCluster(), want: []string{"10.96.12.7"}},
-		"the same node's twice":    {port: 80, external: []string{"172.20.0.12"}, balanced: []string{"172.20.0.12"}, in: knownCluster(), want: []string{"172.20.0.12"}, nodes: []string{"172.20.0.12"}, wantExternal: []string{"172.20.0.12"}},
-		"nothing is known":         {port: 80, balanced: []string{"10.96.0.9", "172.20.0.11"}, want: []string{"10.96.0.9", "172.20.0.11"}},
-		"of a family it lacks":     {port: 80, balanced: []string{"::1", "fd00:10:96::9"}, in: knownCluster()},
-		"skipped by who knew more": {port: 80, balanced: []string{"10.96.0.9"}, in: Cluster{Skipped: []v1alpha1.SkippedAddress{{Address: "10.96.0.9", Reason: "is taken"}}}, skipped: 1},
+		"loopback":                    {port: 80, balanced: []string{"127.0.0.1"}, skipped: 1},
+		"its own cluster IP":          {port: 80, balanced: []string{"10.96.12.7"}, in: knownCluster(), want: []string{"10.96.12.7"}},
+		"the same node's twice":       {port: 80, external: []string{"172.20.0.12"}, balanced: []string{"172.20.0.12"}, in: knownCluster(), want: []string{"172.20.0.12"}, nodes: []string{"172.20.0.12"}, wantExternal: []string{"172.20.0.12"}},
+		"nothing is known":            {port: 80, balanced: []string{"10.96.0.9", "172.20.0.11"}, want: []string{"10.96.0.9", "172.20.0.11"}},
+		"of a family it lacks":        {port: 80, balanced: []string{"::1", "fd00:10:96::9"}, in: knownCluster()},
+		"skipped with more knowledge": {port: 80, balanced: []string{"10.96.0.9"}, in: Cluster{Skipped: []v1alpha1.SkippedAddress{{Address: "10.96.0.9", Reason: "is taken"}}}, skipped: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			svc := service(func(s *corev1.Service) {
@@ -158,7 +158,7 @@ func TestSkippedByPolicy(t *testing.T) {
 	}
 }
 
-// TestOutsideIPs: of a Service that is rejected for its many addresses none is looked up.
+// TestOutsideIPs: no address is looked up of a Service that is rejected for its many addresses.
 func TestOutsideIPs(t *testing.T) {
 	svc := service(func(s *corev1.Service) {
 		s.Spec.ExternalIPs = []string{" 198.51.100.1", "no address", "::ffff:198.51.100.2"}

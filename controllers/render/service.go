@@ -2,6 +2,7 @@ package render
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -22,8 +24,8 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 // timeout.
 const defaultAffinitySeconds int32 = 10800
 
-// Eligible reports whether a Service is proxied: it has a cluster IP of one of its IP families and
-// ports, and is not left to another proxy.
+// Eligible reports whether a Service is proxied: it has a cluster IP of one of its IP families, has
+// ports, and no label that leaves it to another proxy.
 func Eligible(svc *corev1.Service) bool {
 	switch {
 	case svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone,
@@ -39,9 +41,8 @@ func Eligible(svc *corev1.Service) bool {
 }
 
 // Service renders an Eligible Service with all its EndpointSlices, as policies shape it and the
-// cluster permits, in a version of the format. The problems are the endpoints that were left out,
-// sorted, without duplicates; the rest is rendered. IneffectiveOverrides returns the overrides
-// without effect.
+// cluster permits, in a version of the format. It returns the endpoints that were left out as
+// problems, sorted, without duplicates.
 func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, shape Shape, in Cluster, formatVersion int32) (*v1alpha1.ServiceProxyRules, []Problem) {
 	ips, fams := clusterIPs(svc)
 	as := shaped(svc, fams, shape.Overrides)
@@ -101,23 +102,13 @@ func clusterIPs(svc *corev1.Service) ([]string, families) {
 			break
 		}
 		addr, ok := parseAddr(svc.Spec.ClusterIPs[i])
-		if !ok || familyOf(addr) != familyNamed(want) || fams[familyOf(addr)] {
+		if !ok || familyOf(addr) != want || fams[want] {
 			continue
 		}
-		fams[familyOf(addr)] = true
+		fams[want] = true
 		out = append(out, addr.String())
 	}
 	return out, fams
-}
-
-func familyNamed(f corev1.IPFamily) family {
-	switch f {
-	case corev1.IPv4Protocol:
-		return familyIPv4
-	case corev1.IPv6Protocol:
-		return familyIPv6
-	}
-	return familyNone
 }
 
 // OutsideIPs returns the external and load-balancer IPs that a Service names, rendered or not;
@@ -126,27 +117,15 @@ func OutsideIPs(svc *corev1.Service) []netip.Addr {
 	if len(svc.Spec.ExternalIPs)+len(svc.Status.LoadBalancer.Ingress) > v1alpha1.MaxServiceAddresses {
 		return nil
 	}
-	return parsed(slices.Concat(svc.Spec.ExternalIPs, loadBalancerIPs(svc)))
+	return parsed(slices.Concat(svc.Spec.ExternalIPs, loadBalancerIPs(svc)), parseAddr)
 }
 
 // NodeIPs are all addresses of a Node.
 func NodeIPs(node *corev1.Node) []netip.Addr {
-	return parsed(slices.Concat(nodeAddresses(node, corev1.NodeInternalIP), nodeAddresses(node, corev1.NodeExternalIP)))
+	return parsed(slices.Concat(nodeAddresses(node, corev1.NodeInternalIP), nodeAddresses(node, corev1.NodeExternalIP)), parseAddr)
 }
 
-// parsed parses addresses and leaves out what is none.
-func parsed(texts []string) []netip.Addr {
-	var out []netip.Addr
-	for _, text := range texts {
-		if a, ok := parseAddr(strings.TrimSpace(text)); ok {
-			out = append(out, a)
-		}
-	}
-	return out
-}
-
-// loadBalancerIPs returns the ingress addresses that the nodes themselves serve, whatever the type
-// of the Service.
+// loadBalancerIPs returns the ingress addresses that the nodes themselves serve.
 func loadBalancerIPs(svc *corev1.Service) []string {
 	var out []string
 	for _, ingress := range svc.Status.LoadBalancer.Ingress {
@@ -184,8 +163,7 @@ func healthCheckNodePort(svc *corev1.Service) int32 {
 }
 
 func internalTrafficPolicy(svc *corev1.Service) v1alpha1.TrafficPolicy {
-	p := svc.Spec.InternalTrafficPolicy
-	if p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal {
+	if ptr.Deref(svc.Spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal {
 		return v1alpha1.TrafficPolicyLocal
 	}
 	return v1alpha1.TrafficPolicyCluster
@@ -204,27 +182,22 @@ func sessionAffinity(svc *corev1.Service) *v1alpha1.SessionAffinity {
 
 // portSummary lists ports in a human-readable form, such as 80:30080/TCP,53/UDP.
 func portSummary(ports []corev1.ServicePort) string {
-	var b strings.Builder
+	texts := make([]string, len(ports))
 	for i, p := range ports {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(strconv.Itoa(int(p.Port)))
+		texts[i] = strconv.Itoa(int(p.Port))
 		if p.NodePort != 0 {
-			b.WriteByte(':')
-			b.WriteString(strconv.Itoa(int(p.NodePort)))
+			texts[i] += ":" + strconv.Itoa(int(p.NodePort))
 		}
-		b.WriteByte('/')
-		b.WriteString(string(protocolOf(p)))
+		texts[i] += "/" + string(protocolOf(p))
 	}
-	return b.String()
+	return strings.Join(texts, ",")
 }
 
 func protocolOf(p corev1.ServicePort) v1alpha1.Protocol {
 	return v1alpha1.Protocol(cmp.Or(p.Protocol, corev1.ProtocolTCP))
 }
 
-// lastChange returns the newest change time of the slices, as written there; empty if none has one.
+// lastChange returns the newest change time of the slices, as written there.
 func lastChange(endpointSlices []*discoveryv1.EndpointSlice) string {
 	var newest time.Time
 	var text string
@@ -245,8 +218,8 @@ func lastChange(endpointSlices []*discoveryv1.EndpointSlice) string {
 // portWinners are the endpoints of each port of a Service.
 type portWinners map[portKey]map[netip.AddrPort]claim
 
-// mergeEndpoints finds the winner of every endpoint over all slices of the Service's families.
-// Ports that the Service does not have are ignored.
+// mergeEndpoints finds the winner of every endpoint in all slices of the Service's families. It
+// ignores ports that the Service does not have.
 func mergeEndpoints(ports []corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice, fams families) (portWinners, []Problem) {
 	size := 0
 	for _, slice := range endpointSlices {
@@ -259,12 +232,21 @@ func mergeEndpoints(ports []corev1.ServicePort, endpointSlices []*discoveryv1.En
 	var problems []Problem
 	report := func(p Problem) { problems = append(problems, p) }
 	for _, slice := range endpointSlices {
-		if fam := sliceFamily(slice); fam != familyNone && !fams[fam] {
+		switch fam := corev1.IPFamily(slice.AddressType); fam {
+		case corev1.IPv4Protocol, corev1.IPv6Protocol:
+			if !fams[fam] {
+				continue
+			}
+		default:
+			report(Problem{Slice: slice.Name, Detail: fmt.Sprintf("addresses of type %q cannot be proxied", slice.AddressType)})
 			continue
 		}
-		eachClaim(slice, report, func(key endpointKey, c claim) {
-			if of := winners[key.port]; of != nil {
-				keepWinner(of, key.addr, c)
+		sliced := usablePorts(slice, report)
+		eachAddress(slice, report, func(addr netip.Addr, c claim) {
+			for _, p := range sliced {
+				if of := winners[p.key]; of != nil {
+					storeWinner(of, netip.AddrPortFrom(addr, p.number), c)
+				}
 			}
 		})
 	}
@@ -278,8 +260,7 @@ func mergeEndpoints(ports []corev1.ServicePort, endpointSlices []*discoveryv1.En
 	return winners, slices.Compact(problems)
 }
 
-// servicePorts renders the ports in the Service's order and counts the
-// distinct endpoints of all of them.
+// servicePorts renders the ports in the Service's order, and counts their distinct endpoints.
 func servicePorts(ports []corev1.ServicePort, winners portWinners) ([]v1alpha1.ServicePort, int32) {
 	out := make([]v1alpha1.ServicePort, 0, len(ports))
 	for _, p := range ports {
@@ -316,7 +297,6 @@ func countEndpoints(ports []v1alpha1.ServicePort) int32 {
 // HasPolicyLocal reports whether a Service uses a traffic policy Local, which needs the local
 // endpoints of nodes.
 func HasPolicyLocal(svc *corev1.Service) bool {
-	internal := svc.Spec.InternalTrafficPolicy
 	return svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal ||
-		internal != nil && *internal == corev1.ServiceInternalTrafficPolicyLocal
+		internalTrafficPolicy(svc) == v1alpha1.TrafficPolicyLocal
 }

@@ -5,7 +5,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"reflect"
+
+	jsonpatch "github.com/evanphx/json-patch/v5"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -47,49 +48,18 @@ func canonicalCIDRs(cidrs []string) {
 // settingsRevision hashes the fields that differ from the documented defaults, so that a release
 // that adds a field does not change the revision of settings without it.
 func settingsRevision(complete *v1alpha1.ProxySettings) (string, error) {
-	have, err := fieldsOf(complete)
-	if err != nil {
-		return "", err
-	}
-	defaults, err := fieldsOf(v1alpha1.CompleteSettings(nil))
-	if err != nil {
-		return "", err
-	}
-	text, err := json.Marshal(differing(have, defaults)) // map keys come out sorted
+	text, err := json.Marshal(complete)
 	if err != nil {
 		return "", fmt.Errorf("encode settings: %w", err)
 	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:4]), nil
-}
-
-// fieldsOf returns settings as their JSON fields.
-func fieldsOf(s *v1alpha1.ProxySettings) (map[string]any, error) {
-	text, err := json.Marshal(s)
+	defaults, err := json.Marshal(v1alpha1.CompleteSettings(nil))
 	if err != nil {
-		return nil, fmt.Errorf("encode settings: %w", err)
+		return "", fmt.Errorf("encode the default settings: %w", err)
 	}
-	var fields map[string]any
-	if err := json.Unmarshal(text, &fields); err != nil {
-		return nil, fmt.Errorf("decode settings: %w", err)
+	differing, err := jsonpatch.CreateMergePatch(defaults, text) // sorts the keys
+	if err != nil {
+		return "", fmt.Errorf("compare settings with the defaults: %w", err)
 	}
-	return fields, nil
-}
-
-// differing returns the fields of have that differ from base.
-func differing(have, base map[string]any) map[string]any {
-	out := map[string]any{}
-	for name, value := range have {
-		if inner, ok := value.(map[string]any); ok {
-			baseInner, _ := base[name].(map[string]any)
-			if d := differing(inner, baseInner); len(d) > 0 {
-				out[name] = d
-			}
-			continue
-		}
-		if !reflect.DeepEqual(value, base[name]) {
-			out[name] = value
-		}
-	}
-	return out
+	sum := sha256.Sum256(differing)
+	return hex.EncodeToString(sum[:4]), nil
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -22,7 +23,7 @@ type LeftOut struct {
 	Limit int
 }
 
-// Why returns why it is left out.
+// Why returns the reason.
 func (l LeftOut) Why() string {
 	switch {
 	case l.Bytes > v1alpha1.MaxNamespaceLocalBytes:
@@ -54,21 +55,24 @@ func (w *weighed) weight() int {
 // although it would be the next to be left out.
 func returnBytes(limit int) int { return limit / 8 * 7 }
 
-// last is 1 for a Service that is left out after all others of its namespace: without local
+// leftOutBefore orders the Services of a namespace. Those with policy Local come last: without local
 // endpoints policy Local drops packets, while policy Cluster still works.
-func last(w weighed) int {
-	if w.Local {
+func leftOutBefore(a, b weighed) int {
+	if a.Local != b.Local {
+		if b.Local {
+			return -1
+		}
 		return 1
 	}
-	return 0
+	return cmp.Or(cmp.Compare(b.weight(), a.weight()), cmp.Compare(b.Service.Name, a.Service.Name))
 }
 
-// share decides which Services' local endpoints a node carries. While those of a namespace exceed
-// its limit, its largest Service without policy Local is left out, then those with it, again and again. While all together exceed the limit of
-// the node, so is the largest Service of the namespace that takes the most: a namespace loses
-// nothing as long as others take more, into however many Services either is split. What is left
-// out stays so until an eighth of the limit is free. The decision follows from the stored object
-// and the sizes alone, so all controllers and the previews decide alike.
+// share decides which Services' local endpoints are in the rules of a node. While those of a
+// namespace exceed its limit, its largest Service without policy Local is left out, then its largest
+// with it. While all together exceed the limit of the node, the largest Service of the largest
+// namespace is left out: however a namespace splits its Services, it loses nothing as long as others
+// take more. A Service returns once an eighth of the limit is free. The decision follows from the
+// stored object and the sizes alone, so all controllers and the previews agree.
 func share(all []weighed) (carried []weighed, leftOut []LeftOut) {
 	out := settle(all)
 	for _, s := range all {
@@ -78,15 +82,17 @@ func share(all []weighed) (carried []weighed, leftOut []LeftOut) {
 		}
 		carried = append(carried, s)
 	}
-	slices.SortFunc(leftOut, func(a, b LeftOut) int { return comparedServices(a.Service, b.Service) })
+	slices.SortFunc(leftOut, func(a, b LeftOut) int {
+		return cmp.Or(cmp.Compare(a.Service.Namespace, b.Service.Namespace), cmp.Compare(a.Service.Name, b.Service.Name))
+	})
 	return carried, leftOut
 }
 
 // maxPasses limits how often a decision is repeated as if its result were stored.
 const maxPasses = 20
 
-// settle decides until the result is stable: a Service that returns counts for less than before, so
-// there may be space for another, and one write should be enough.
+// settle decides until the result is stable, so that one write is enough: a Service that returns
+// counts for less than before, which may leave space for another.
 func settle(all []weighed) map[types.NamespacedName]int {
 	all = slices.Clone(all)
 	out := crowdedOut(all)
@@ -121,9 +127,7 @@ func crowdedOut(all []weighed) map[types.NamespacedName]int {
 	order := make(claimants, 0, len(byNamespace))
 	total := 0
 	for _, c := range byNamespace {
-		slices.SortFunc(c.services, func(a, b weighed) int {
-			return cmp.Or(cmp.Compare(last(a), last(b)), cmp.Compare(b.weight(), a.weight()), cmp.Compare(b.Service.Name, a.Service.Name))
-		})
+		slices.SortFunc(c.services, leftOutBefore)
 		c.trim(out)
 		total += c.weight
 		order = append(order, c)
@@ -197,10 +201,6 @@ func (c *claimants) Pop() any {
 	return last
 }
 
-func comparedServices(a, b types.NamespacedName) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-}
-
 // Sizes of parts of a NodeProxyRules as JSON, without names and numbers, and with the comma.
 const (
 	serviceBytes  = len(`{"namespace":"","name":"","ports":[]},`)
@@ -208,11 +208,11 @@ const (
 	endpointBytes = len(`":",`)
 )
 
-// localBytes is an upper bound of the size of the local endpoints of a Service on a node, without
-// listing them: an address that several slices name counts for each. 0: it has none there.
+// localBytes is an upper bound of the size of the local endpoints of a Service on a node; 0: it has
+// none there. It does not list them: an address that several slices name counts for each.
 func localBytes(node string, s *ServiceSlices) int {
 	var buffer [64]byte
-	ports := map[portKey]struct{}{}
+	ports := sets.Set[portKey]{}
 	total := 0
 	for _, slice := range s.Slices {
 		endpoints, addresses := 0, 0
@@ -221,7 +221,7 @@ func localBytes(node string, s *ServiceSlices) int {
 			if (claim{endpoint: e}).node() != node {
 				continue
 			}
-			addr, _, detail := usableAddr(e, sliceFamily(slice))
+			addr, _, detail := usableAddr(e, slice.AddressType)
 			if detail != "" {
 				continue
 			}
@@ -235,8 +235,8 @@ func localBytes(node string, s *ServiceSlices) int {
 			continue
 		}
 		for _, p := range usablePorts(slice, ignoreProblem) {
-			ports[p.key] = struct{}{}
-			total += endpoints*(endpointBytes+digits(p.number)) + addresses
+			ports.Insert(p.key)
+			total += endpoints*(endpointBytes+len(strconv.Itoa(int(p.number)))) + addresses
 		}
 	}
 	if len(ports) == 0 {
@@ -260,5 +260,3 @@ func LocalBytes(entry *v1alpha1.ServiceLocalEndpoints) int {
 	}
 	return total
 }
-
-func digits(port uint16) int { return len(strconv.Itoa(int(port))) }

@@ -232,7 +232,7 @@ func TestShareHolds(t *testing.T) {
 	}
 }
 
-// While sizes go up and down a little, nothing takes turns.
+// While sizes change a little, Services do not alternate.
 func TestShareDoesNotFlap(t *testing.T) {
 	random := rand.New(rand.NewPCG(9, 10))
 	for range 500 {
@@ -275,7 +275,7 @@ func onePod(namespace string, services, ports int) (out []ServiceSlices) {
 
 // One pod behind 270 Services of 100 ports in nine namespaces takes nothing from others, and an object of the largest
 // size is less than 1 MiB.
-func TestMembersOfACrowdedNode(t *testing.T) {
+func TestLocalEndpointsOfACrowdedNode(t *testing.T) {
 	large := slice("large")
 	for i := range 400 {
 		large.Endpoints = append(large.Endpoints, endpoint(fmt.Sprintf("10.1.%d.%d", i/250, i%250), on("n1")))
@@ -285,7 +285,7 @@ func TestMembersOfACrowdedNode(t *testing.T) {
 		input = append(input, onePod(fmt.Sprintf("evil-%d", i), 30, 100)...)
 	}
 	input = append(input, cart(large)...)
-	got := Members("n1", input, nil)
+	got := LocalEndpoints("n1", input, nil)
 	if len(got.LeftOut) == 0 || !strings.HasPrefix(got.LeftOut[0].Service.Namespace, "evil") || got.Bytes > v1alpha1.MaxNodeLocalBytes {
 		t.Fatalf("%d left out, %d bytes", len(got.LeftOut), got.Bytes)
 	}
@@ -304,13 +304,13 @@ func TestMembersOfACrowdedNode(t *testing.T) {
 	if len(text) > 1<<20 || len(text) < v1alpha1.MaxNodeLocalBytes*9/10 {
 		t.Errorf("%d bytes", len(text))
 	}
-	if again := Members("n1", input, got.Services); !cmp.Equal(got, again) {
+	if again := LocalEndpoints("n1", input, got.Services); !cmp.Equal(got, again) {
 		t.Error("rendered again it is otherwise")
 	}
-	if again := Members("n1", input[270:], got.Services); len(again.LeftOut) > 0 || len(again.Services) != 1 {
+	if again := LocalEndpoints("n1", input[270:], got.Services); len(again.LeftOut) > 0 || len(again.Services) != 1 {
 		t.Errorf("once the crowd is gone: %v", again)
 	}
-	if again := Members("n1", append(input[:10:10], cart(large)...), got.Services); len(again.LeftOut) > 0 || len(again.Services) != 11 {
+	if again := LocalEndpoints("n1", append(input[:10:10], cart(large)...), got.Services); len(again.LeftOut) > 0 || len(again.Services) != 11 {
 		t.Errorf("once there is room: %d carried", len(again.Services))
 	}
 }
@@ -332,7 +332,7 @@ func TestBytesAreBounded(t *testing.T) {
 		}
 		in := ServiceSlices{Service: types.NamespacedName{Namespace: "shop", Name: "cart"}, Slices: of}
 		actual := 0
-		if entries := Members(node, []ServiceSlices{in}, nil).Services; len(entries) > 0 {
+		if entries := LocalEndpoints(node, []ServiceSlices{in}, nil).Services; len(entries) > 0 {
 			text, err := json.Marshal(&entries[0])
 			if err != nil {
 				t.Fatal(err)

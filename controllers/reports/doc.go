@@ -1,3 +1,3 @@
-// Package reports reads what the status of an object says: whether an agent responds, whether its
-// Node exists, and the condition Ready.
+// Package reports reads and sets conditions: whether an agent responds, whether its Node exists, and
+// the condition Ready.
 package reports

@@ -7,12 +7,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// NotResponding reports whether the status says that the agent does not respond.
+// NotResponding reports whether the agent does not respond, by the status.
 func NotResponding(rules *v1alpha1.NodeProxyRules) bool {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
 	return c != nil && c.Status == metav1.ConditionUnknown && c.Reason == v1alpha1.ReasonAgentNotResponding
@@ -46,8 +47,15 @@ func SetStalled(all *[]metav1.Condition, ready metav1.Condition, generation int6
 
 // Ready returns the condition Ready; without a reason if there is none.
 func Ready(all []metav1.Condition) metav1.Condition {
-	if c := meta.FindStatusCondition(all, v1alpha1.ConditionReady); c != nil {
-		return *c
-	}
-	return metav1.Condition{}
+	return ptr.Deref(meta.FindStatusCondition(all, v1alpha1.ConditionReady), metav1.Condition{})
+}
+
+// True returns a condition that is True.
+func True(kind, reason, message string) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: message}
+}
+
+// False returns a condition that is False.
+func False(kind, reason, message string) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message}
 }

@@ -1,3 +1,3 @@
-// Package retry decides what follows from a write that failed: another attempt soon, one later, or
-// a message, because the API server denies the object itself.
+// Package retry decides what follows from a failed write: another attempt soon, one later, or a
+// message, because the API server denies the object itself.
 package retry

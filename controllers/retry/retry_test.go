@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/nodeproxy-io/nodeproxy/controllers/admission"
@@ -70,14 +72,21 @@ func TestRenderedPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	var names []string
-	for _, policy := range objects.Policies {
+	for _, object := range objects {
+		if object.GetKind() != admission.KindPolicy {
+			continue
+		}
+		policy := &admissionv1.ValidatingAdmissionPolicy{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, policy); err != nil {
+			t.Fatal(err)
+		}
 		for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
 			if slices.Contains(rule.Resources, "serviceproxyrules") {
-				names = append(names, admission.KindPolicy+" '"+*policy.Name+"'")
+				names = append(names, admission.KindPolicy+" '"+policy.Name+"'")
 			}
 		}
 	}
 	if !slices.Equal(names, []string{renderedPolicy}) {
-		t.Errorf("rendered objects are guarded by %q, and refusals of %q are known", names, renderedPolicy)
+		t.Errorf("rendered objects are guarded by %q, and denials by %q are known", names, renderedPolicy)
 	}
 }

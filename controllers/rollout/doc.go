@@ -1,6 +1,3 @@
 // Package rollout decides which nodes get changed settings next. It is pure: its decisions follow from
 // objects of the API alone, so that a restart during a rollout changes nothing.
-//
-//   - budget.go: how many nodes may change at a time
-//   - rollout.go: the decision
 package rollout

@@ -2,11 +2,25 @@ package rollout
 
 import (
 	"cmp"
+	"regexp"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
+
+// The documented defaults of spec.rollout.
+const (
+	defaultMaxUnavailable  = 1
+	defaultDeadlineSeconds = 600
+)
+
+// percentages are the percentages that maxUnavailable may be.
+var percentages = regexp.MustCompile(`^([1-9][0-9]?|100)%$`)
 
 // Budget limits how fast changes by a policy, or by the NodeProxy, reach the nodes.
 type Budget struct {
@@ -21,10 +35,31 @@ type Budget struct {
 	Paused bool
 }
 
-// Grant names the change that a node was given.
-type Grant struct {
-	Name       string // of the budget
-	Generation int64
+// BudgetOf returns the budget of an object in a generation, from its spec.rollout at a path,
+// completed with the documented defaults. The API denies most mistakes itself; this finds those in
+// objects that were stored before.
+func BudgetOf(generation int64, s *v1alpha1.RolloutSettings, at *field.Path) (Budget, field.ErrorList) {
+	b := Budget{
+		Generation: generation, MaxUnavailable: intstr.FromInt32(defaultMaxUnavailable), Deadline: defaultDeadlineSeconds * time.Second,
+	}
+	if s == nil {
+		return b, nil
+	}
+	var errs field.ErrorList
+	if most := s.MaxUnavailable; most != nil {
+		b.MaxUnavailable = *most
+		if most.Type == intstr.Int && most.IntVal < 1 || most.Type == intstr.String && !percentages.MatchString(most.StrVal) {
+			errs = append(errs, field.Invalid(at.Child("maxUnavailable"), most.String(), "must be a number of nodes, 1 or more, or 1% to 100%"))
+		}
+	}
+	if seconds := s.ProgressDeadlineSeconds; seconds != nil {
+		b.Deadline = time.Duration(*seconds) * time.Second
+		if *seconds < 1 {
+			errs = append(errs, field.Invalid(at.Child("progressDeadlineSeconds"), *seconds, "must be 1 or more"))
+		}
+	}
+	b.Paused = ptr.Deref(s.Paused, false)
+	return b, errs
 }
 
 // Node is a node with rules.
@@ -32,14 +67,14 @@ type Node struct {
 	Name, Zone string
 	// Selected are the budgets of all that select the node.
 	Selected []string
-	// Carries is the revision of the settings in its rules, and Wants the desired one. They are
-	// equal if nothing is to change, or the desired one is not known.
-	Carries, Wants string
+	// Actual is the revision of the settings in its rules, and Desired that of the desired ones. They
+	// are equal if nothing is to change, or the desired one is unknown.
+	Actual, Desired string
 	// Causes are the budgets that a change needs, all of them.
 	Causes []string
-	// Given is when it was given the settings in its rules, and By the changes that these were for.
+	// Given is when the settings in its rules were granted, and By the changes that these were for.
 	Given time.Time
-	By    []Grant
+	By    []v1alpha1.Cause
 	// Applied: its agent has applied, or compared, the settings in its rules.
 	Applied bool
 	// Programmed: it is programmed, or was compared.
@@ -50,23 +85,20 @@ type Node struct {
 	// serves it. It needs no budget, and is never waited for; nor does it get what is paused or
 	// halted.
 	Idle bool
-	// Kept: the desired settings are not known because some policy is invalid. The node keeps its
-	// settings, and does not count as updated.
-	Kept bool
+	// Retains: the desired settings are not known because some policy is invalid. The node retains
+	// its settings, and does not count as updated.
+	Retains bool
 }
 
-// atOnce reports whether a change needs no budget.
-func (n *Node) atOnce() bool { return n.Absent || n.Idle }
-
-// available reports whether a node does what its settings require.
+// available reports whether a node conforms to its settings.
 func (n *Node) available() bool { return n.Applied && n.Programmed }
 
-func (n *Node) pending() bool { return n.Carries != n.Wants }
+func (n *Node) pending() bool { return n.Actual != n.Desired }
 
 // State is the progress of changes by one budget.
 type State struct {
 	// Nodes are those selected, Updated those of them that have the desired settings, Programmed
-	// those of these that do what they require.
+	// those of these that conform to them.
 	Nodes, Updated, Programmed int
 	// Unavailable are those selected, or given a change of this generation, that do not do what
 	// their settings require, and Max how many of them a change permits.
@@ -82,9 +114,6 @@ type State struct {
 	// given counts such changes by zone, applied or not.
 	given map[string]int
 }
-
-// stopped reports whether no node may get settings.
-func (s *State) stopped() bool { return len(s.Missed) > 0 }
 
 // InFlight is how many nodes have not applied a change of this generation yet.
 func (s *State) InFlight() int { return len(s.inFlight) }
@@ -126,7 +155,6 @@ type decider struct {
 	granted map[string]bool // by name
 }
 
-// count fills the states.
 func (d *decider) count() {
 	d.granted = map[string]bool{}
 	for name := range d.budgets {
@@ -154,7 +182,7 @@ func (d *decider) count() {
 		}
 	}
 	for name, s := range d.out.States {
-		s.Max = room(d.budgets[name].MaxUnavailable, s.Nodes)
+		s.Max = limit(d.budgets[name].MaxUnavailable, s.Nodes)
 		slices.Sort(s.Missed)
 	}
 }
@@ -164,7 +192,7 @@ func (s *State) countSelected(n *Node) {
 	if !n.available() && !n.Idle {
 		s.Unavailable++
 	}
-	if !n.pending() && !n.Kept {
+	if !n.pending() && !n.Retains {
 		s.Updated++
 		if n.available() {
 			s.Programmed++
@@ -172,8 +200,7 @@ func (s *State) countSelected(n *Node) {
 	}
 }
 
-// countGiven counts a change that a node was given.
-func (d *decider) countGiven(n *Node, g Grant) {
+func (d *decider) countGiven(n *Node, g v1alpha1.Cause) {
 	s, b := d.out.States[g.Name], d.budgets[g.Name]
 	if s == nil || g.Generation != b.Generation {
 		return
@@ -189,16 +216,21 @@ func (d *decider) countGiven(n *Node, g Grant) {
 		return
 	}
 	s.inFlight[n.Name] = true
-	deadline := n.Given.Add(b.Deadline)
-	if !d.now.Before(deadline) {
+	if deadline := n.Given.Add(b.Deadline); d.now.Before(deadline) {
+		d.decideAgain(deadline)
+	} else {
 		s.Missed = append(s.Missed, n.Name)
-	} else if d.out.Next.IsZero() || deadline.Before(d.out.Next) {
-		d.out.Next = deadline
 	}
 }
 
-// room is how many of some nodes may be unavailable.
-func room(most intstr.IntOrString, nodes int) int {
+func (d *decider) decideAgain(at time.Time) {
+	if d.out.Next.IsZero() || at.Before(d.out.Next) {
+		d.out.Next = at
+	}
+}
+
+// limit is how many of some nodes may be unavailable.
+func limit(most intstr.IntOrString, nodes int) int {
 	scaled, err := intstr.GetScaledValueFromIntOrPercent(&most, nodes, false)
 	if err != nil { // the API denies what is neither
 		return 1
@@ -226,9 +258,9 @@ func (d *decider) may(n *Node) bool {
 	for _, name := range n.Causes {
 		s := d.out.States[name]
 		switch {
-		case s == nil, d.budgets[name].Paused, s.stopped():
+		case s == nil, d.budgets[name].Paused, len(s.Missed) > 0:
 			return false
-		case n.Idle: // it needs no room, but is not to come up with what others are kept from
+		case n.Idle: // it needs no budget, but must not start with what is paused or halted
 		case n.available() && s.Unavailable >= s.Max:
 			return false
 		case !n.available() && len(s.inFlight) >= s.Max && !s.inFlight[n.Name]:
@@ -238,7 +270,6 @@ func (d *decider) may(n *Node) bool {
 	return len(n.Causes) > 0
 }
 
-// compare orders the nodes that may be next.
 func (d *decider) compare(a, b *Node) int {
 	first := func(yes bool) int {
 		if yes {
@@ -247,7 +278,7 @@ func (d *decider) compare(a, b *Node) int {
 		return 1
 	}
 	return cmp.Or(
-		cmp.Compare(first(a.atOnce()), first(b.atOnce())),
+		cmp.Compare(first(a.Absent || a.Idle), first(b.Absent || b.Idle)),
 		cmp.Compare(first(!a.available()), first(!b.available())),
 		cmp.Compare(d.givenIn(a), d.givenIn(b)),
 		cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Name, b.Name))
@@ -264,7 +295,6 @@ func (d *decider) givenIn(n *Node) int {
 	return sum
 }
 
-// grant gives a node its desired settings.
 func (d *decider) grant(n *Node) {
 	d.out.Grants = append(d.out.Grants, n.Name)
 	d.granted[n.Name] = true
@@ -292,11 +322,8 @@ func (d *decider) grant(n *Node) {
 		}
 		s.inFlight[n.Name] = true
 		s.given[n.Zone]++
-		deadline := d.now.Add(d.budgets[name].Deadline)
-		if d.out.Next.IsZero() || deadline.Before(d.out.Next) {
-			d.out.Next = deadline
-		}
-		counted := !n.available() && slices.Contains(n.By, Grant{name, d.budgets[name].Generation})
+		d.decideAgain(d.now.Add(d.budgets[name].Deadline))
+		counted := !n.available() && slices.Contains(n.By, v1alpha1.Cause{Name: name, Generation: d.budgets[name].Generation})
 		if !slices.Contains(n.Selected, name) && !counted {
 			s.Unavailable++ // a policy whose change is that it does not select the node any more
 		}
@@ -304,10 +331,10 @@ func (d *decider) grant(n *Node) {
 }
 
 // By returns the changes that a node with these causes is given, for its Node.By.
-func By(causes []string, budgets map[string]Budget) []Grant {
-	var out []Grant
+func By(causes []string, budgets map[string]Budget) []v1alpha1.Cause {
+	var out []v1alpha1.Cause
 	for _, name := range causes {
-		out = append(out, Grant{Name: name, Generation: budgets[name].Generation})
+		out = append(out, v1alpha1.Cause{Name: name, Generation: budgets[name].Generation})
 	}
 	return out
 }

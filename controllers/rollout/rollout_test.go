@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 var start = time.Date(2030, 1, 4, 16, 0, 0, 0, time.UTC)
@@ -26,15 +28,15 @@ func nodes(n int) []Node {
 	for i := range n {
 		out = append(out, Node{
 			Name: fmt.Sprintf("node-%02d", i), Zone: string(rune('a' + i%3)), Selected: []string{"", "edge"},
-			Carries: "old", Wants: "new", Causes: []string{"edge"}, Applied: true, Programmed: true,
+			Actual: "old", Desired: "new", Causes: []string{"edge"}, Applied: true, Programmed: true,
 		})
 	}
 	return out
 }
 
 // given has a node carry a change by the first generation of edge since some time.
-func (n *Node) given(revision string, ago time.Duration, inForce bool) {
-	n.Carries, n.By, n.Given, n.Applied = revision, []Grant{{"edge", 1}}, start.Add(-ago), inForce
+func (n *Node) given(revision string, ago time.Duration, applied bool) {
+	n.Actual, n.By, n.Given, n.Applied = revision, []v1alpha1.Cause{{Name: "edge", Generation: 1}}, start.Add(-ago), applied
 }
 
 func TestDecide(t *testing.T) {
@@ -198,7 +200,7 @@ func TestDecide(t *testing.T) {
 			name: "of some it is not known what they are to have", edge: budget("1"), want: "node-03", counts: "6 1 0 1/1 3", next: deadline,
 			but: func(all []Node) {
 				for i := range 2 {
-					all[i].Wants, all[i].Causes, all[i].Kept = "old", nil, true
+					all[i].Desired, all[i].Causes, all[i].Retains = "old", nil, true
 				}
 			},
 		},
@@ -211,9 +213,9 @@ func TestDecide(t *testing.T) {
 				for i := range all {
 					all[i].Causes = []string{"", "edge"}
 				}
-				all[1].Carries, all[1].Wants, all[1].Programmed, all[1].Causes = "other", "other", false, nil // NodeProxy allows one
+				all[1].Actual, all[1].Desired, all[1].Programmed, all[1].Causes = "other", "other", false, nil // NodeProxy allows one
 				all[1].Selected = []string{""}
-				all[2].Wants, all[2].Programmed, all[2].Causes = "old", false, nil
+				all[2].Desired, all[2].Programmed, all[2].Causes = "old", false, nil
 			},
 		},
 		{
@@ -283,7 +285,7 @@ func TestDecide(t *testing.T) {
 			name: "nothing to do", edge: budget("1"), want: "", counts: "6 6 6 0/1 0",
 			but: func(all []Node) {
 				for i := range all {
-					all[i].Carries = "new"
+					all[i].Actual = "new"
 				}
 			},
 		},

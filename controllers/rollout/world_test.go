@@ -23,14 +23,14 @@ func (w *world) step(t *testing.T) Decision {
 	for i := range w.nodes {
 		n := &w.nodes[i]
 		takes := w.takes[n.Name]
-		if n.Carries != w.bad && takes >= 0 && !w.now.Before(n.Given.Add(takes)) {
+		if n.Actual != w.bad && takes >= 0 && !w.now.Before(n.Given.Add(takes)) {
 			n.Applied, n.Programmed = true, true
 		}
 	}
 	d := Decide(w.now, w.nodes, w.budgets)
 	for _, name := range d.Grants {
 		n := &w.nodes[slices.IndexFunc(w.nodes, func(n Node) bool { return n.Name == name })]
-		n.Carries, n.Given, n.By, n.Applied = n.Wants, w.now, By(n.Causes, w.budgets), false
+		n.Actual, n.Given, n.By, n.Applied = n.Desired, w.now, By(n.Causes, w.budgets), false
 	}
 	w.now = w.now.Add(time.Minute)
 	return d
@@ -43,8 +43,8 @@ func (w *world) want(revision, cause string) {
 	w.budgets[cause] = b
 	for i := range w.nodes {
 		n := &w.nodes[i]
-		n.Wants, n.Causes = revision, []string{cause}
-		if n.Wants == n.Carries {
+		n.Desired, n.Causes = revision, []string{cause}
+		if n.Desired == n.Actual {
 			n.Causes = nil
 		}
 	}
@@ -52,7 +52,7 @@ func (w *world) want(revision, cause string) {
 
 func (w *world) carrying(revision string) (n int) {
 	for i := range w.nodes {
-		if w.nodes[i].Carries == revision {
+		if w.nodes[i].Actual == revision {
 			n++
 		}
 	}

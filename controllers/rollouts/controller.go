@@ -11,27 +11,22 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
-	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodesettings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
+	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
@@ -47,12 +42,11 @@ const (
 // of NodeProxyPolicies. It runs once at a time, and all its decisions follow from objects: a
 // restart during a rollout changes nothing.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Clock      clock.PassiveClock
-	Metrics    *metrics.Metrics
-	Findings   *findings.Findings
-	Events     *events.Recorder
+	Client   client.Client // reads come from the cache
+	Clock    clock.PassiveClock
+	Metrics  *metrics.Metrics
+	Findings *findings.Findings
+	Events   *events.Recorder
 
 	lastPass time.Time
 	// The following only saves work, or bridges the delay of the cache.
@@ -71,20 +65,15 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
-	r.revisions.known = map[types.UID]knownRevision{}
+func (r *Reconciler) Setup(s watches.Setup) error {
+	r.revisions = revisions{}
 	r.written = map[string]*v1alpha1.NodeProxyRules{}
 	r.statusWritten = map[string]time.Time{}
-	all := watches.OnlyNodeProxy()
-	return builder.ControllerManagedBy(mgr).
-		Named("rollout").
-		Watches(&v1alpha1.NodeProxy{}, all, builder.WithPredicates(specOrRemovalChanged())).
-		Watches(&v1alpha1.NodeProxyPolicy{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&corev1.Node{}, all, builder.WithPredicates(labelsChanged())).
-		Watches(&v1alpha1.NodeProxyRules{}, all, builder.WithPredicates(rolloutMayGoOn())).
-		WatchesRawSource(source.Channel(wake, all)). // a new term
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+	return s.Add("rollout", r,
+		watches.On(&v1alpha1.NodeProxy{}, specOrRemovalChanged()),
+		watches.On(&v1alpha1.NodeProxyPolicy{}, predicate.GenerationChangedPredicate{}),
+		watches.On(&corev1.Node{}, labelsChanged()),
+		watches.On(&v1alpha1.NodeProxyRules{}, rolloutMayContinue()))
 }
 
 // specOrRemovalChanged passes everything of NodeProxy except changes of its status.
@@ -101,9 +90,9 @@ func labelsChanged() predicate.Predicate {
 	})
 }
 
-// rolloutMayGoOn passes changes of rules that may let a rollout continue: of the settings, and of
+// rolloutMayContinue passes changes of rules that may let a rollout continue: of the settings, and of
 // what the node reports about them, but not of endpoints and counters.
-func rolloutMayGoOn() predicate.Predicate {
+func rolloutMayContinue() predicate.Predicate {
 	return watches.Updated(func(before, after *v1alpha1.NodeProxyRules) bool {
 		return before.Spec.SettingsRevision != after.Spec.SettingsRevision ||
 			before.Status.SettingsRevision != after.Status.SettingsRevision ||
@@ -115,8 +104,8 @@ func rolloutMayGoOn() predicate.Predicate {
 	})
 }
 
-// Reconcile makes a pass over all nodes, gives changed settings to those whose turn it is, and
-// reports the progress in the status of all policies.
+// Reconcile makes a pass over all nodes, gives changed settings to the next ones, and reports the
+// progress in the status of all policies.
 func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	if wait := rolloutInterval - r.Clock.Since(r.lastPass); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
@@ -144,7 +133,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// read reads everything that the decisions follow from.
 func (r *Reconciler) read(ctx context.Context) (*pass, error) {
 	np, err := objects.NodeProxy(ctx, r.Client)
 	if err != nil {
@@ -154,24 +142,20 @@ func (r *Reconciler) read(ctx context.Context) (*pass, error) {
 		np = nil
 	}
 	var all v1alpha1.NodeProxyPolicyList
-	if err := r.Client.List(ctx, &all); err != nil {
-		return nil, fmt.Errorf("list NodeProxyPolicies: %w", err)
-	}
 	var nodes corev1.NodeList
-	if err := r.Client.List(ctx, &nodes); err != nil {
-		return nil, fmt.Errorf("list Nodes: %w", err)
-	}
 	var rules v1alpha1.NodeProxyRulesList
-	if err := r.Client.List(ctx, &rules); err != nil {
-		return nil, fmt.Errorf("list NodeProxyRules: %w", err)
+	for _, list := range []client.ObjectList{&all, &nodes, &rules} {
+		if err := r.Client.List(ctx, list); err != nil {
+			return nil, fmt.Errorf("list %T: %w", list, err)
+		}
 	}
 	r.catchUp(rules.Items)
 	if now := nodesettings.Fingerprint(np, all.Items); r.set == nil || r.fingerprint != now {
 		r.set, r.fingerprint = nodesettings.NewPolicySet(np, all.Items), now
 	}
 	r.set.Refresh(all.Items)
-	r.revisions.forgetOthers(rules.Items)
-	f := &fleet{set: r.set, now: r.Clock.Now(), on: np != nil, revision: r.revisions.of}
+	r.revisions.retain(rules.Items)
+	f := &fleet{set: r.set, now: r.Clock.Now(), on: np != nil, revisions: r.revisions}
 	return newPass(r.set, np, f.members(nodes.Items, rules.Items)), nil
 }
 
@@ -209,14 +193,20 @@ func (r *Reconciler) write(ctx context.Context, p *pass) (again bool, err error)
 		}
 	}
 	for i := range p.members {
-		if m := &p.members[i]; m.upkeep {
-			store(m, m.renewed(), "Renewed the grant of a node")
+		if m := &p.members[i]; m.renew {
+			store(m, nodesettings.NewGrant(m.resolution, m.By, m.Given), "Renewed the grant of a node")
 		}
 	}
 	for _, name := range p.decision.Grants {
-		if m := p.find(name); m.resolution != nil {
-			store(m, m.given(p.set.Budgets, p.now), "Granted a node its settings")
+		m := p.find(name)
+		if m.resolution == nil {
+			continue
 		}
+		var by []v1alpha1.Cause
+		if !m.Idle {
+			by = rollout.By(m.Causes, p.set.Budgets)
+		}
+		store(m, nodesettings.NewGrant(m.resolution, by, p.now), "Granted a node its settings")
 	}
 	return again, errors.Join(errs...)
 }
@@ -264,6 +254,14 @@ func (r *Reconciler) writeStatuses(ctx context.Context, p *pass) (again bool, er
 		}
 	}
 	return again, errors.Join(errs...)
+}
+
+// recordTransition writes an event if the condition Ready of a policy has another reason.
+func (r *Reconciler) recordTransition(before, after *v1alpha1.NodeProxyPolicy) {
+	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
+	if what, worth := Transition(was.Reason, is.Reason); worth {
+		r.Events.TransitionOfPolicy(before, "NodeProxyPolicy", what, fmt.Sprintf("generation %d: %s", after.Generation, is.Message))
+	}
 }
 
 // sameState reports whether statuses only differ in counts and messages.

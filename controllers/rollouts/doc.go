@@ -2,7 +2,7 @@
 // policies, and writes the status of NodeProxyPolicies. The arithmetic is in package rollout.
 //
 //   - controller.go: the reconciler
-//   - nodes.go: what each node has and is to have
-//   - pass.go: one pass over all nodes, and how each of them does
-//   - status.go, texts.go: conditions and their messages; events.go: events
+//   - nodes.go: actual and desired settings of each node
+//   - pass.go: one pass over all nodes, and the progress of each
+//   - status.go: conditions and their messages, and events
 package rollouts

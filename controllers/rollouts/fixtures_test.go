@@ -31,7 +31,7 @@ func newFleet(nodeProxy string, t testing.TB) *aFleet {
 	if err := yaml.UnmarshalStrict([]byte(nodeProxy), &np.Spec); err != nil {
 		t.Fatal(err)
 	}
-	return &aFleet{nodeProxy: np, revisions: revisions{known: map[types.UID]knownRevision{}}}
+	return &aFleet{nodeProxy: np, revisions: revisions{}}
 }
 
 // policy adds a policy, in its first generation.
@@ -45,7 +45,7 @@ func (f *aFleet) policy(t testing.TB, name, spec string) *v1alpha1.NodeProxyPoli
 	return &f.policies[len(f.policies)-1]
 }
 
-// node adds a node of a pool whose agent does the settings that it was given an hour
+// node adds a node of a pool whose agent has applied the settings that it was given an hour
 // ago, which are as if all policies there are so far were applied.
 func (f *aFleet) node(t testing.TB, name, pool string) *v1alpha1.NodeProxyRules {
 	t.Helper()
@@ -61,7 +61,7 @@ func (f *aFleet) node(t testing.TB, name, pool string) *v1alpha1.NodeProxyRules 
 		t.Fatal(err)
 	}
 	rules.Status.Agent, rules.Status.SettingsRevision = &v1alpha1.AgentReport{}, rules.Spec.SettingsRevision
-	says(rules, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
+	reported(rules, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed.")
 	f.rules = append(f.rules, *rules)
 	return &f.rules[len(f.rules)-1]
 }
@@ -74,22 +74,22 @@ func (f *aFleet) pool(t testing.TB, pool string, count int) {
 	}
 }
 
-func says(rules *v1alpha1.NodeProxyRules, status metav1.ConditionStatus, reason, message string) {
+func reported(rules *v1alpha1.NodeProxyRules, status metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&rules.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionProgrammed, Status: status, Reason: reason, Message: message,
 	})
 }
 
-// pass looks at the cluster at noon.
+// pass makes a pass over the cluster at noon.
 func (f *aFleet) pass() *pass {
 	set := nodesettings.NewPolicySet(f.nodeProxy, f.policies)
-	reader := &fleet{set: set, now: controllertest.Noon, on: f.nodeProxy != nil, revision: f.revisions.of}
+	reader := &fleet{set: set, now: controllertest.Noon, on: f.nodeProxy != nil, revisions: f.revisions}
 	p := newPass(set, f.nodeProxy, reader.members(f.nodes, f.rules))
 	p.decide(controllertest.Noon)
 	return p
 }
 
-// giveTo has a node carry what it wants by policies, since some time before noon.
+// giveTo gives a node the settings that its policies result in, since some time before noon.
 func (f *aFleet) giveTo(t testing.TB, name string, ago time.Duration, by ...v1alpha1.Cause) *v1alpha1.NodeProxyRules {
 	t.Helper()
 	for i := range f.rules {

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
@@ -22,27 +23,28 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// member is a node in a rollout.
+// maxNodesInText is how many nodes a message names.
+const maxNodesInText = 3
+
 type member struct {
 	rollout.Node
 	rules *v1alpha1.NodeProxyRules // nil: it has none yet
 	grant *v1alpha1.SettingsGrant  // nil: not known
 	// resolution are the desired settings. Nil: the Node is absent, so its labels are not known.
 	resolution *policies.NodeResolution
-	// kept says why the node keeps its settings, whatever is desired; empty reason: it does not.
-	kept findings.Finding
-	// upkeep: the settings are the desired ones, but their grant must be written again, which needs
-	// no budget.
-	upkeep bool
+	// retains is why the node retains its settings, whatever is desired; empty reason: it does not.
+	retains findings.Finding
+	// renew: the settings are the desired ones, but their grant must be written again, which needs no
+	// budget.
+	renew bool
 }
 
 // fleet combines the objects of nodes.
 type fleet struct {
-	set *nodesettings.PolicySet
-	now time.Time
-	// on: there is a NodeProxy. Without one, nodes are not changed.
-	on       bool
-	revision func(*v1alpha1.NodeProxyRules) string
+	set       *nodesettings.PolicySet
+	now       time.Time
+	on        bool // there is a NodeProxy; without one, nodes are not changed
+	revisions revisions
 }
 
 // members returns all nodes, by name: those with rules, and Linux Nodes without.
@@ -76,27 +78,27 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 	}
 	m.Idle = rules == nil // nothing is applied there that a change could break
 	if rules != nil {
-		m.Carries, m.Wants = rules.Spec.SettingsRevision, rules.Spec.SettingsRevision
-		m.Idle, m.Programmed = nothingAtRisk(rules), doesItsSettings(rules)
+		m.Actual, m.Desired = rules.Spec.SettingsRevision, rules.Spec.SettingsRevision
+		m.Idle, m.Programmed = nothingAtRisk(rules), isProgrammed(rules)
 		m.Applied = hasApplied(rules, rules.Spec.SettingsRevision)
 		m.grant = nodesettings.GrantOf(rules)
 		if m.grant != nil {
-			m.Given, m.By = laterStart(rules, m.grant.Time.Time), causesOf(m.grant)
+			m.Given, m.By = laterStart(rules, m.grant.Time.Time), m.grant.By
 		}
 	}
 	if node == nil {
 		return m
 	}
-	if m.kept = f.retaining(node.Labels, &m); m.kept.Reason != "" {
-		m.Kept = true
+	if m.retains = f.retains(node.Labels, &m); m.retains.Reason != "" {
+		m.Retains = true
 		return m
 	}
 	f.desire(&m)
 	return m
 }
 
-// retaining says why a node keeps its settings.
-func (f *fleet) retaining(nodeLabels labels.Set, m *member) findings.Finding {
+// retains returns why a node retains its settings.
+func (f *fleet) retains(nodeLabels labels.Set, m *member) findings.Finding {
 	if !f.on {
 		return findings.Finding{Reason: v1alpha1.ReasonNoNodeProxy, Message: "there is no NodeProxy"}
 	}
@@ -104,13 +106,16 @@ func (f *fleet) retaining(nodeLabels labels.Set, m *member) findings.Finding {
 	if m.rules != nil {
 		shaped = m.rules.Spec.Policies
 	}
-	if name := f.set.InvalidFor(nodeLabels, shaped); name != "" {
-		return findings.Finding{Reason: v1alpha1.ReasonInvalidPolicy, Message: fmt.Sprintf("keeps its settings because policy %s is not valid", name)}
-	}
-	if m.resolution.Invalid != nil {
-		return unusable(m.resolution)
-	}
-	if m.rules == nil {
+	invalid := f.set.InvalidFor(nodeLabels, shaped)
+	switch r := m.resolution; {
+	case invalid != "":
+		return findings.Finding{Reason: v1alpha1.ReasonInvalidPolicy, Message: fmt.Sprintf("retains its settings because policy %s is invalid", invalid)}
+	case r.Invalid != nil && slices.Contains(r.Blamed, policies.Base):
+		return findings.Finding{Reason: v1alpha1.ReasonInvalidSettings, Message: "retains its settings because those of NodeProxy are invalid: " + r.Invalid.Error()}
+	case r.Invalid != nil:
+		return findings.Finding{Reason: v1alpha1.ReasonInvalidResult, Message: fmt.Sprintf("retains its settings because those of %s are invalid: %s",
+			text.FirstNames(r.Blamed, maxNodesInText), r.Invalid)}
+	case m.rules == nil:
 		return findings.Finding{Reason: v1alpha1.ReasonWaiting, Message: "has no NodeProxyRules yet"}
 	}
 	return findings.Finding{}
@@ -119,61 +124,31 @@ func (f *fleet) retaining(nodeLabels labels.Set, m *member) findings.Finding {
 // desire decides the desired settings of a node with rules, and which budgets they need.
 func (f *fleet) desire(m *member) {
 	spec, r, g := &m.rules.Spec, m.resolution, m.grant
-	want, actual := r.Settings.Revision, f.revision(m.rules)
+	want, actual := r.Settings.Revision, f.revisions.of(m.rules)
 	edited := spec.SettingsRevision != actual || g != nil && g.Revision != actual
-	m.Wants = want
+	m.Desired = want
 	switch {
 	case actual == want && !edited:
-		m.upkeep = !slices.Equal(spec.Policies, r.Policies) || ownersDiffer(g, r)
+		m.renew = !slices.Equal(spec.Policies, r.Policies) || ownersDiffer(g, r)
 		if by := f.set.LastingCauses(m.By); m.Idle && !m.Applied && len(m.By) > 0 {
-			m.By, m.upkeep = nil, true // nothing waits for it
+			m.By, m.renew = nil, true // nothing waits for it
 		} else if !m.Applied && !slices.Equal(by, m.By) {
-			m.By, m.Given, m.upkeep = by, f.now, true // a changed spec gives it another chance
+			m.By, m.Given, m.renew = by, f.now, true // a changed spec gives it another chance
 		}
 	case actual == want || g != nil && g.Revision == want:
-		m.Carries, m.upkeep = want, true
-		m.Given = f.now // its time to apply them starts again
+		m.Actual, m.renew = want, true
+		m.Given = f.now // its deadline starts again
 		m.Applied = hasApplied(m.rules, want)
 	default:
-		m.Carries = cmp.Or(actual, "unknown")
+		m.Actual = cmp.Or(actual, "unknown")
 		m.Causes = f.set.Causes(&spec.Settings, r, spec.Policies, g)
 	}
 	if m.Given.IsZero() {
-		m.Given = f.now // for a grant that there was not
+		m.Given = f.now // there was no grant
 	}
 }
 
-// unusable says why a node keeps its settings if the desired ones are not valid together.
-func unusable(r *policies.NodeResolution) findings.Finding {
-	if slices.Contains(r.Blamed, policies.Base) {
-		return findings.Finding{Reason: v1alpha1.ReasonInvalidSettings, Message: "keeps its settings because those of NodeProxy are not valid: " + r.Invalid.Error()}
-	}
-	return findings.Finding{Reason: v1alpha1.ReasonInvalidResult, Message: fmt.Sprintf("keeps its settings because those of %s are not valid: %s",
-		text.FirstNames(r.Blamed, maxNodesInText), r.Invalid)}
-}
-
-// renewed returns the grant of a node whose settings stay the same.
-func (m *member) renewed() v1alpha1.SettingsGrant {
-	return nodesettings.NewGrant(m.resolution, m.By, m.Given)
-}
-
-// given returns the grant of a node that gets the desired settings.
-func (m *member) given(budgets map[string]rollout.Budget, now time.Time) v1alpha1.SettingsGrant {
-	if m.Idle {
-		return nodesettings.NewGrant(m.resolution, nil, now)
-	}
-	return nodesettings.NewGrant(m.resolution, rollout.By(m.Causes, budgets), now)
-}
-
-func causesOf(g *v1alpha1.SettingsGrant) []rollout.Grant {
-	var out []rollout.Grant
-	for _, c := range g.By {
-		out = append(out, rollout.Grant{Name: c.Name, Generation: c.Generation})
-	}
-	return out
-}
-
-// ownersDiffer reports whether other policies set fields than a grant says, which may be nil.
+// ownersDiffer reports whether other policies set fields than those in a grant, which may be nil.
 func ownersDiffer(g *v1alpha1.SettingsGrant, r *policies.NodeResolution) bool {
 	var known map[string]string
 	if g != nil {
@@ -182,7 +157,6 @@ func ownersDiffer(g *v1alpha1.SettingsGrant, r *policies.NodeResolution) bool {
 	return !maps.Equal(known, nodesettings.PolicyOwners(r))
 }
 
-// hasApplied reports whether the agent has applied, or compared, a revision.
 func hasApplied(rules *v1alpha1.NodeProxyRules, revision string) bool {
 	return revision != "" && rules.Status.SettingsRevision == revision
 }
@@ -198,9 +172,8 @@ func laterStart(rules *v1alpha1.NodeProxyRules, given time.Time) time.Time {
 	return given
 }
 
-// doesItsSettings reports whether the node does what its settings require: it is programmed, or
-// compared in Audit.
-func doesItsSettings(rules *v1alpha1.NodeProxyRules) bool {
+// isProgrammed reports whether the node is programmed, or compared in Audit.
+func isProgrammed(rules *v1alpha1.NodeProxyRules) bool {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
 	return c != nil && (c.Status == metav1.ConditionTrue ||
 		c.Reason == v1alpha1.ReasonAuditDiffers || c.Reason == v1alpha1.ReasonAuditInSync)
@@ -213,9 +186,7 @@ func nothingAtRisk(rules *v1alpha1.NodeProxyRules) bool {
 
 // revisions caches the revisions of settings in rules, which take some time to compute. It is not
 // for concurrent use.
-type revisions struct {
-	known map[types.UID]knownRevision
-}
+type revisions map[types.UID]knownRevision
 
 type knownRevision struct {
 	generation int64
@@ -223,29 +194,27 @@ type knownRevision struct {
 }
 
 // of returns the revision of the settings in rules, whatever revision they name; empty: these
-// settings are not valid.
-func (k *revisions) of(rules *v1alpha1.NodeProxyRules) string {
-	if known, found := k.known[rules.UID]; found && known.generation == rules.Generation {
+// settings are invalid.
+func (k revisions) of(rules *v1alpha1.NodeProxyRules) string {
+	if known, found := k[rules.UID]; found && known.generation == rules.Generation {
 		return known.revision
 	}
 	revision := ""
 	if settings, err := render.CompleteSettings(&rules.Spec.Settings); err == nil {
 		revision = settings.Revision
 	}
-	k.known[rules.UID] = knownRevision{rules.Generation, revision}
+	k[rules.UID] = knownRevision{rules.Generation, revision}
 	return revision
 }
 
-// forgetOthers forgets all others.
-func (k *revisions) forgetOthers(rules []v1alpha1.NodeProxyRules) {
-	if len(k.known) <= len(rules) {
+// retain forgets all other rules.
+func (k revisions) retain(rules []v1alpha1.NodeProxyRules) {
+	if len(k) <= len(rules) {
 		return
 	}
-	next := make(map[types.UID]knownRevision, len(rules))
+	exist := sets.New[types.UID]()
 	for i := range rules {
-		if known, found := k.known[rules[i].UID]; found {
-			next[rules[i].UID] = known
-		}
+		exist.Insert(rules[i].UID)
 	}
-	k.known = next
+	maps.DeleteFunc(k, func(uid types.UID, _ knownRevision) bool { return !exist.Has(uid) })
 }

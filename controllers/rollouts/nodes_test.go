@@ -27,11 +27,11 @@ func brief(m *member) string {
 	}
 	add(m.Absent, "absent")
 	add(m.Idle, "idle")
-	add(m.Kept, "kept:"+m.kept.Reason)
+	add(m.Retains, "retains:"+m.retains.Reason)
 	add(!m.Applied, "not-in-force")
 	add(!m.Programmed, "not-programmed")
-	add(m.upkeep, "upkeep")
-	if m.Carries != m.Wants {
+	add(m.renew, "upkeep")
+	if m.Actual != m.Desired {
 		var names []string
 		for _, name := range m.Causes {
 			names = append(names, whose(name))
@@ -113,19 +113,19 @@ func TestMembers(t *testing.T) {
 			},
 		},
 		{
-			name: "the policy is not valid any more", want: "kept:InvalidPolicy",
+			name: "the policy is not valid any more", want: "retains:InvalidPolicy",
 			change: func(f *aFleet, _ *v1alpha1.NodeProxyRules) {
 				f.policies[0].Spec.Settings.IPVS.Scheduler = new("fastest")
 			},
 		},
 		{
-			name: "nor does its selector make sense: it has shaped the node", want: "kept:InvalidPolicy",
+			name: "nor does its selector make sense: it has shaped the node", want: "retains:InvalidPolicy",
 			change: func(f *aFleet, _ *v1alpha1.NodeProxyRules) {
 				f.policies[0].Spec.NodeSelector.MatchLabels = map[string]string{"a b": "c"}
 			},
 		},
 		{
-			name: "a policy that selects the node is not valid", want: "kept:InvalidPolicy",
+			name: "a policy that selects the node is not valid", want: "retains:InvalidPolicy",
 			change: func(f *aFleet, _ *v1alpha1.NodeProxyRules) {
 				f.policy(t, "z", `{nodeSelector: {}, settings: {mode: IPTables}, rollout: {maxUnavailable: 0}}`)
 				f.policies[0].Spec.Settings.IPVS.Scheduler = new("sh") // not even this
@@ -138,23 +138,23 @@ func TestMembers(t *testing.T) {
 			},
 		},
 		{
-			name: "together they are not valid", want: "kept:InvalidResult",
+			name: "together they are not valid", want: "retains:InvalidResult",
 			change: func(f *aFleet, _ *v1alpha1.NodeProxyRules) {
 				f.policy(t, "z", `{nodeSelector: {}, settings: {sync: {minIntervalMilliseconds: 90000}}}`)
 			},
 		},
 		{
-			name: "those of NodeProxy are not valid", want: "kept:InvalidSettings",
+			name: "those of NodeProxy are not valid", want: "retains:InvalidSettings",
 			change: func(f *aFleet, _ *v1alpha1.NodeProxyRules) {
 				f.nodeProxy.Spec.Settings = &v1alpha1.WrittenSettings{Masquerade: &v1alpha1.MasqueradeSettings{Bit: new(int32(40))}}
 			},
 		},
 		{
-			name: "there is no NodeProxy", want: "kept:NoNodeProxy",
+			name: "there is no NodeProxy", want: "retains:NoNodeProxy",
 			change: func(f *aFleet, _ *v1alpha1.NodeProxyRules) { f.nodeProxy = nil; f.policies = nil },
 		},
 		{
-			name: "it has no rules", want: "idle kept:Waiting not-in-force not-programmed",
+			name: "it has no rules", want: "idle retains:Waiting not-in-force not-programmed",
 			change: func(f *aFleet, _ *v1alpha1.NodeProxyRules) { f.rules = nil },
 		},
 		{
@@ -172,7 +172,7 @@ func TestMembers(t *testing.T) {
 		{
 			name: "another proxy serves it", want: "idle not-programmed",
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
-				says(rules, metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "kube-proxy is active")
+				reported(rules, metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "kube-proxy is active")
 				meta.SetStatusCondition(&rules.Status.Conditions, metav1.Condition{
 					Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonConflictingProxy,
 				})
@@ -181,33 +181,33 @@ func TestMembers(t *testing.T) {
 		{
 			name: "its agent is silent", want: "not-programmed",
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
-				says(rules, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life")
+				reported(rules, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no heartbeat")
 			},
 		},
 		{
 			name: "some Services are refused",
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
-				says(rules, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, "all but one")
+				reported(rules, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, "all but one")
 				rules.Status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{"shop/cart: IPv4: line 3 failed"}}
 			},
 		},
 		{
 			name: "something is held",
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
-				says(rules, metav1.ConditionTrue, v1alpha1.ReasonRetained, "the list is unconfirmed")
+				reported(rules, metav1.ConditionTrue, v1alpha1.ReasonRetained, "the list is unconfirmed")
 			},
 		},
 		{
 			name: "compared, and it differs",
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
-				says(rules, metav1.ConditionFalse, v1alpha1.ReasonAuditDiffers, "17 differences")
+				reported(rules, metav1.ConditionFalse, v1alpha1.ReasonAuditDiffers, "17 differences")
 			},
 		},
 		{
 			name: "not compared yet", want: "not-in-force not-programmed",
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
 				rules.Status.SettingsRevision = "before"
-				says(rules, metav1.ConditionFalse, v1alpha1.ReasonPending, "waits to be compared")
+				reported(rules, metav1.ConditionFalse, v1alpha1.ReasonPending, "waits to be compared")
 			},
 		},
 	}
@@ -307,10 +307,10 @@ func TestHandEdits(t *testing.T) {
 			if got := brief(m); got != tt.want || !m.Given.Equal(tt.given) {
 				t.Errorf("%q, given at %s; want %q, %s", got, m.Given, tt.want, tt.given)
 			}
-			if !m.upkeep {
+			if !m.renew {
 				return
 			}
-			next, err := nodesettings.WithSettings(m.rules, m.resolution, m.renewed())
+			next, err := nodesettings.WithSettings(m.rules, m.resolution, nodesettings.NewGrant(m.resolution, m.By, m.Given))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -335,7 +335,7 @@ func TestRulesWithoutGrant(t *testing.T) {
 	}
 }
 
-// What a node has not in force yet is its causes' of now, which gives it another time.
+// A node that has not applied its settings yet gets another deadline when their causes change.
 func TestCausesLast(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -395,7 +395,7 @@ func TestWritesCountAtOnce(t *testing.T) {
 	}{
 		{"the cache is behind", rules("a", "99", "before"), "written", true},
 		{"the cache has it", rules("a", "100", "written"), "written", false},
-		{"somebody has written since", rules("a", "101", "later"), "later", false},
+		{"another write came since", rules("a", "101", "later"), "later", false},
 		{"it was made anew", rules("b", "98", "new"), "new", false},
 	} {
 		written := rules("a", "100", "written")

@@ -2,11 +2,12 @@ package rollouts
 
 import (
 	"cmp"
-	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodesettings"
@@ -22,7 +23,7 @@ type pass struct {
 	members   []member            // by name
 	now       time.Time
 	decision  rollout.Decision
-	granted   map[string]bool // nodes that are given their settings now
+	granted   map[string]bool // nodes that get their settings now
 
 	// For each policy: the nodes that it selects; those that it no longer selects, but that wait
 	// for its budget or have not applied its change yet; why settings of nodes are invalid because
@@ -71,13 +72,11 @@ func (m *member) lastChange() []string {
 	return out
 }
 
-// note records what a resolution says about its policies.
+// note records the results of a resolution by policy.
 func (p *pass) note(r *policies.NodeResolution) {
-	if r.Invalid != nil {
-		for _, name := range r.Blamed {
-			if p.blamed[name] == nil {
-				p.blamed[name] = r.Invalid
-			}
+	for _, name := range r.Blamed {
+		if p.blamed[name] == nil {
+			p.blamed[name] = r.Invalid
 		}
 	}
 	for name, fields := range r.Overridden {
@@ -95,7 +94,6 @@ func (p *pass) note(r *policies.NodeResolution) {
 	}
 }
 
-// decide decides which nodes get their settings now.
 func (p *pass) decide(now time.Time) {
 	all := make([]rollout.Node, len(p.members))
 	for i := range p.members {
@@ -133,7 +131,6 @@ func (p *pass) find(name string) *member {
 	return &p.members[i]
 }
 
-// progress is the progress of a node towards its desired settings.
 type progress int
 
 const (
@@ -151,11 +148,11 @@ func (p *pass) progressOf(m *member, budget string) progress {
 	switch {
 	case s != nil && slices.Contains(s.Missed, m.Name):
 		return missedDeadline
-	case m.Kept:
+	case m.Retains:
 		return retaining
 	case p.granted[m.Name]:
 		return updating
-	case m.Carries != m.Wants:
+	case m.Actual != m.Desired:
 		return waiting
 	case m.Idle, m.Applied && !m.Programmed:
 		return failing
@@ -180,11 +177,7 @@ func (t tally) names(which progress) []string {
 // that still have a change of it.
 func (p *pass) tallyOf(budget string) tally {
 	t := tally{}
-	for _, m := range p.selected[budget] {
-		which := p.progressOf(m, budget)
-		t[which] = append(t[which], m)
-	}
-	for _, m := range p.former[budget] {
+	for _, m := range slices.Concat(p.selected[budget], p.former[budget]) {
 		which := p.progressOf(m, budget)
 		t[which] = append(t[which], m)
 	}
@@ -193,15 +186,11 @@ func (p *pass) tallyOf(budget string) tally {
 
 // others returns the budgets besides one that changes of waiting nodes need, by name.
 func (t tally) others(budget string) []string {
-	names := map[string]bool{}
+	names := sets.New[string]()
 	for _, m := range t[waiting] {
-		for _, name := range m.Causes {
-			if name != budget {
-				names[name] = true
-			}
-		}
+		names.Insert(m.Causes...)
 	}
-	return slices.Sorted(maps.Keys(names))
+	return sets.List(names.Delete(budget))
 }
 
 // nodeReport is what a node reports: the reason, and the message if something is wrong.
@@ -210,8 +199,8 @@ func nodeReport(rules *v1alpha1.NodeProxyRules) string {
 	switch {
 	case c == nil || rules.Status.Agent == nil && reports.NotResponding(rules):
 		return "no agent has ever reported; check that nodeproxy-agent runs there"
-	case doesItsSettings(rules) || c.Message == "":
+	case isProgrammed(rules) || c.Message == "":
 		return c.Reason
 	}
-	return c.Reason + ": " + c.Message
+	return c.Reason + ": " + strings.TrimSuffix(c.Message, ".")
 }

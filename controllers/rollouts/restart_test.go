@@ -12,7 +12,7 @@ import (
 )
 
 // An agent that starts again long after a rollout, and whose first apply fails, reports
-// that nothing is in force: it has its time again before that stops anything.
+// that nothing is applied: it has its time again before that stops anything.
 func TestAgentThatStartsLongAfterARollout(t *testing.T) {
 	tests := []struct {
 		name     string
@@ -20,9 +20,9 @@ func TestAgentThatStartsLongAfterARollout(t *testing.T) {
 		started  time.Duration // before noon
 		want     string
 	}{
-		{"nothing in force since it started just now", "", time.Minute, v1alpha1.ReasonProgressing},
+		{"nothing applied since it started just now", "", time.Minute, v1alpha1.ReasonProgressing},
 		{"nor in all its time", "", 11 * time.Minute, v1alpha1.ReasonRolloutHalted},
-		{"it was there before, and has other settings in force", "older", time.Minute, v1alpha1.ReasonRolloutHalted},
+		{"it was there before, and has applied other settings", "older", time.Minute, v1alpha1.ReasonRolloutHalted},
 		{"it has run since before the change", "", 48 * time.Hour, v1alpha1.ReasonRolloutHalted},
 	}
 	for _, tt := range tests {
@@ -33,7 +33,7 @@ func TestAgentThatStartsLongAfterARollout(t *testing.T) {
 			rules := f.giveTo(t, "edge-01", 24*time.Hour, v1alpha1.Cause{Name: "edge", Generation: 1})
 			rules.Status.SettingsRevision = tt.revision
 			rules.Status.Agent.StartTime = metav1.NewTime(controllertest.Noon.Add(-tt.started))
-			says(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel is busy; the agent tries again")
+			reported(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel is busy; the agent tries again")
 			if c := meta.FindStatusCondition(f.statusOf("edge").Conditions, v1alpha1.ConditionReady); c.Reason != tt.want {
 				t.Errorf("%s: %s; want %s", c.Reason, c.Message, tt.want)
 			}

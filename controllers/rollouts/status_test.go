@@ -37,8 +37,8 @@ func TestPolicyStatus(t *testing.T) {
 	}{
 		{
 			name: "begins", counts: "5 2 0", change: func(*aFleet) {},
-			ready:    "False Progressing: 0 of 5 nodes are done, 2 being updated (edge-01, edge-02), 3 waiting; at most 2 may be unavailable",
-			examples: "5: edge-01 Updating given its settings at 2026-11-20T12:00:00Z",
+			ready:    "False Progressing: 0 of 5 nodes are done, 2 being updated (edge-01, edge-02), 3 waiting; at most 2 may be unavailable.",
+			examples: "5: edge-01 Updating received its settings at 2026-11-20T12:00:00Z",
 		},
 		{
 			name: "goes on", counts: "5 3 1",
@@ -47,8 +47,8 @@ func TestPolicyStatus(t *testing.T) {
 				rules.Status.SettingsRevision = rules.Spec.SettingsRevision
 				f.giveTo(t, "edge-02", time.Minute, edge1)
 			},
-			ready:    "False Progressing: 1 of 5 nodes are done, 2 being updated (edge-02, edge-03), 2 waiting; at most 2 may be unavailable",
-			examples: "4: edge-02 Updating given its settings at 2026-11-20T11:59:00Z",
+			ready:    "False Progressing: 1 of 5 nodes are done, 2 being updated (edge-02, edge-03), 2 waiting; at most 2 may be unavailable.",
+			examples: "4: edge-02 Updating received its settings at 2026-11-20T11:59:00Z",
 		},
 		{
 			name: "waits for the last one", counts: "1 1 0",
@@ -56,33 +56,33 @@ func TestPolicyStatus(t *testing.T) {
 				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
 				f.giveTo(t, "edge-01", time.Minute, edge1)
 			},
-			ready:    "False Progressing: 0 of 1 nodes are done, 1 being updated (edge-01)",
-			examples: "1: edge-01 Updating given its settings at 2026-11-20T11:59:00Z",
+			ready:    "False Progressing: 0 of 1 nodes are done, 1 being updated (edge-01).",
+			examples: "1: edge-01 Updating received its settings at 2026-11-20T11:59:00Z",
 		},
 		{
 			name: "stops", counts: "5 2 0", stalled: true,
 			change: func(f *aFleet) {
-				says(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel lacks ip_vs")
+				reported(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionFalse, v1alpha1.ReasonFailed, "the kernel lacks ip_vs")
 				f.giveTo(t, "edge-02", time.Minute, edge1)
 			},
-			ready: "False RolloutHalted: edge-01 did not apply its settings within 300 s of 2026-11-20T11:00:00Z (Failed: the kernel lacks ip_vs); " +
-				"3 other nodes wait until it does, until spec is changed, or until its Node is deleted",
+			ready: "False RolloutHalted: Node edge-01 did not apply its settings within 300 s of 2026-11-20T11:00:00Z (Failed: the kernel lacks ip_vs). " +
+				"Fix the node, change spec, or delete its Node; 3 other nodes are waiting.",
 			examples: "5: edge-01 DeadlineMissed not applied since 2026-11-20T11:00:00Z: Failed: the kernel lacks ip_vs",
 		},
 		{
 			name: "stops at the last one", counts: "1 1 0", stalled: true,
 			change: func(f *aFleet) {
 				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
-				says(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life")
+				reported(f.giveTo(t, "edge-01", time.Hour, edge1), metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no heartbeat")
 			},
-			ready: "False RolloutHalted: edge-01 did not apply its settings within 300 s of 2026-11-20T11:00:00Z " +
-				"(AgentNotResponding: no sign of life); no other node waits",
-			examples: "1: edge-01 DeadlineMissed not applied since 2026-11-20T11:00:00Z: AgentNotResponding: no sign of life",
+			ready: "False RolloutHalted: Node edge-01 did not apply its settings within 300 s of 2026-11-20T11:00:00Z " +
+				"(AgentNotResponding: no heartbeat). Fix the node, change spec, or delete its Node; no other node is waiting.",
+			examples: "1: edge-01 DeadlineMissed not applied since 2026-11-20T11:00:00Z: AgentNotResponding: no heartbeat",
 		},
 		{
 			name: "is paused", counts: "5 0 0",
 			change:   func(f *aFleet) { f.policies[0].Spec.Rollout.Paused = new(true) },
-			ready:    "False Paused: spec.rollout.paused is true: 0 of 5 nodes are done, 5 waiting; set it to false to continue",
+			ready:    "False Paused: The rollout is paused: 0 of 5 nodes are done, 5 waiting. Set spec.rollout.paused to false to continue.",
 			examples: "5: edge-01 Waiting ",
 		},
 		{
@@ -91,11 +91,11 @@ func TestPolicyStatus(t *testing.T) {
 				for i := range 2 {
 					rules := f.giveTo(t, f.rules[i].Name, time.Hour, edge1)
 					rules.Status.SettingsRevision = rules.Spec.SettingsRevision
-					says(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, "iptables-restore: exit status 4")
+					reported(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, "iptables-restore: exit status 4")
 				}
 			},
 			ready: "False Progressing: 0 of 5 nodes are done, 2 not programmed (edge-01, edge-02), 3 waiting; at most 2 may be unavailable; " +
-				"edge-01, edge-02 must be programmed first (Failed: iptables-restore: exit status 4)",
+				"edge-01, edge-02 must be programmed first (Failed: iptables-restore: exit status 4).",
 			examples: "5: edge-01 Failed Failed: iptables-restore: exit status 4",
 		},
 		{
@@ -104,7 +104,7 @@ func TestPolicyStatus(t *testing.T) {
 				f.nodeProxy.Spec.Settings = &v1alpha1.WrittenSettings{Fallback: new(v1alpha1.FallbackIPTables)}
 				f.nodeProxy.Spec.Rollout = &v1alpha1.RolloutSettings{Paused: new(true)}
 			},
-			ready:    "False Progressing: 0 of 5 nodes are done, 5 waiting; at most 2 may be unavailable; some wait for NodeProxy, whose rollout is paused",
+			ready:    "False Progressing: 0 of 5 nodes are done, 5 waiting; at most 2 may be unavailable; some wait for NodeProxy, whose rollout is paused.",
 			examples: "5: edge-01 Waiting is part of the rollout of NodeProxy",
 		},
 		{
@@ -123,9 +123,9 @@ func TestPolicyStatus(t *testing.T) {
 				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
 				rules := f.giveTo(t, "edge-01", time.Hour, edge1)
 				rules.Status.SettingsRevision = rules.Spec.SettingsRevision
-				says(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, "exit status 4")
+				reported(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, "exit status 4")
 			},
-			ready:    "False NodesNotProgrammed: 0 of 1 nodes are done, 1 not programmed (edge-01); edge-01: Failed: exit status 4",
+			ready:    "False NodesNotProgrammed: 0 of 1 nodes are done, 1 not programmed (edge-01). Node edge-01: Failed: exit status 4.",
 			examples: "1: edge-01 Failed Failed: exit status 4",
 		},
 		{
@@ -136,27 +136,27 @@ func TestPolicyStatus(t *testing.T) {
 				meta.SetStatusCondition(&f.rules[1].Status.Conditions, metav1.Condition{
 					Type: v1alpha1.ConditionConflictingProxy, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonConflictingProxy,
 				})
-				says(&f.rules[1], metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "kube-proxy is active")
+				reported(&f.rules[1], metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "kube-proxy is active")
 				f.giveTo(t, "edge-01", time.Hour)
 				f.giveTo(t, "edge-02", time.Hour)
 			},
-			ready: "False NodesNotProgrammed: 0 of 2 nodes are done, 2 not programmed (edge-01, edge-02); " +
-				"edge-01: no agent has ever reported; check that nodeproxy-agent runs there",
+			ready: "False NodesNotProgrammed: 0 of 2 nodes are done, 2 not programmed (edge-01, edge-02). " +
+				"Node edge-01: no agent has ever reported; check that nodeproxy-agent runs there.",
 			examples: "2: edge-01 AgentNotResponding no agent has ever reported; check that nodeproxy-agent runs there",
 		},
 		{
 			name: "is not valid", counts: "5 0 0", stalled: true,
 			change: func(f *aFleet) { f.policies[0].Spec.Settings.IPVS = &v1alpha1.IPVSSettings{Scheduler: new("fastest")} },
-			ready: "False InvalidPolicy: This policy is not used, and the nodes that it selects or has shaped keep their settings: " +
-				`spec.settings.ipvs.scheduler: Unsupported value: "fastest": supported values: "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos"`,
-			examples: "5: edge-01 InvalidPolicy keeps its settings because policy edge is not valid",
+			ready: "False InvalidPolicy: This policy is not used, and the nodes that it selects or has shaped retain their settings. Correct " +
+				`spec.settings.ipvs.scheduler: Unsupported value: "fastest": supported values: "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos".`,
+			examples: "5: edge-01 InvalidPolicy retains its settings because policy edge is invalid",
 		},
 		{
 			name: "has no deadline", counts: "5 0 0", stalled: true,
 			change: func(f *aFleet) { f.policies[0].Spec.Rollout.ProgressDeadlineSeconds = new(int32(0)) },
-			ready: "False InvalidPolicy: This policy is not used, and the nodes that it selects or has shaped keep their settings: " +
-				`spec.rollout.progressDeadlineSeconds: Invalid value: 0: must be 1 or more`,
-			examples: "5: edge-01 InvalidPolicy keeps its settings because policy edge is not valid",
+			ready: "False InvalidPolicy: This policy is not used, and the nodes that it selects or has shaped retain their settings. Correct " +
+				`spec.rollout.progressDeadlineSeconds: Invalid value: 0: must be 1 or more.`,
+			examples: "5: edge-01 InvalidPolicy retains its settings because policy edge is invalid",
 		},
 		{
 			name: "has no valid result", counts: "5 0 0", stalled: true,
@@ -164,9 +164,9 @@ func TestPolicyStatus(t *testing.T) {
 				f.policies[0].Spec.Settings.Sync = &v1alpha1.SyncSettings{MinIntervalMilliseconds: new(int32(20000))}
 				f.policy(t, "careful", `{nodeSelector: {}, settings: {sync: {verifyIntervalSeconds: 15}}}`)
 			},
-			ready: "False InvalidResult: Together with NodeProxy and policies careful, this policy results in settings that are not valid, and nodes keep theirs: " +
-				"spec.settings.sync.verifyIntervalSeconds: Invalid value: 15: must not be shorter than minIntervalMilliseconds (20000)",
-			examples: "5: edge-01 InvalidResult keeps its settings because those of careful, edge are not valid: " +
+			ready: "False InvalidResult: Together with NodeProxy and policies careful, this policy results in invalid settings, and nodes retain theirs. Correct " +
+				"spec.settings.sync.verifyIntervalSeconds: Invalid value: 15: must not be shorter than minIntervalMilliseconds (20000).",
+			examples: "5: edge-01 InvalidResult retains its settings because those of careful, edge are invalid: " +
 				"spec.settings.sync.verifyIntervalSeconds: Invalid value: 15: must not be shorter than minIntervalMilliseconds (20000)",
 		},
 		{
@@ -218,7 +218,7 @@ func TestPolicyStatusKeepsWhatHasNotChanged(t *testing.T) {
 	f := newFleet(`{}`, t)
 	f.pool(t, "edge", 30)
 	f.policy(t, "edge", edgeSpec)
-	says(f.giveTo(t, "edge-01", time.Hour, v1alpha1.Cause{Name: "edge", Generation: 1}), metav1.ConditionFalse, v1alpha1.ReasonFailed, strings.Repeat("x", 2000))
+	reported(f.giveTo(t, "edge-01", time.Hour, v1alpha1.Cause{Name: "edge", Generation: 1}), metav1.ConditionFalse, v1alpha1.ReasonFailed, strings.Repeat("x", 2000))
 	first := f.statusOf("edge")
 	if len(first.Examples) != text.MaxExamples || len(first.Examples[0].Message) > text.MaxExampleMessage {
 		t.Errorf("%d examples, a message of %d bytes", len(first.Examples), len(first.Examples[0].Message))
@@ -240,7 +240,7 @@ func TestOverridden(t *testing.T) {
 	f.node(t, "b-1", "b")
 	for name, want := range map[string]string{
 		"edge": "True Overridden: spec.settings.ipvs.scheduler is set by policy b (priority 0, as this one: the lower name wins); " +
-			"spec.settings.mode is set by policy a (priority 7); spec.settings.mode is set by policy b (priority 0, as this one: the lower name wins)",
+			"spec.settings.mode is set by policy a (priority 7); spec.settings.mode is set by policy b (priority 0, as this one: the lower name wins).",
 		"a": "False NotOverridden", "b": "False NotOverridden",
 	} {
 		if got := line(f.statusOf(name).Conditions, v1alpha1.ConditionOverridden); got != want {
@@ -252,7 +252,7 @@ func TestOverridden(t *testing.T) {
 		`ipvs: {tcpTimeoutSeconds: %[3]d, tcpFinTimeoutSeconds: %[3]d, udpTimeoutSeconds: %[3]d}, masquerade: {bit: %[3]d}, sync: {minIntervalMilliseconds: %[3]d}}}`
 	f.policy(t, "loser", fmt.Sprintf(all, 0, "None", 1))
 	f.policy(t, "winner", fmt.Sprintf(all, 1, "IPTables", 2))
-	if got := line(f.statusOf("loser").Conditions, v1alpha1.ConditionOverridden); strings.Count(got, "by policy winner") != maxFieldsInText || !strings.HasSuffix(got, "; and 2 more") {
+	if got := line(f.statusOf("loser").Conditions, v1alpha1.ConditionOverridden); strings.Count(got, "by policy winner") != maxFieldsInText || !strings.HasSuffix(got, "; and 2 more.") {
 		t.Error(got)
 	}
 }
@@ -272,13 +272,13 @@ func TestFindingOfNodeProxy(t *testing.T) {
 	expect("a policy's change", "")
 	f.policies = nil
 	f.nodeProxy.Spec.Settings = &v1alpha1.WrittenSettings{Mode: new(v1alpha1.ModeIPVS)}
-	expect("a change", "Progressing: 0 of 2 nodes are done, 1 being updated (edge-01), 1 waiting; at most 1 may be unavailable")
+	expect("a change", "Progressing: 0 of 2 nodes are done, 1 being updated (edge-01), 1 waiting; at most 1 may be unavailable.")
 	f.nodeProxy.Spec.Rollout = &v1alpha1.RolloutSettings{Paused: new(true)}
-	expect("paused", "Paused: spec.rollout.paused is true: 0 of 2 nodes are done, 2 waiting; set it to false to continue")
+	expect("paused", "Paused: The rollout is paused: 0 of 2 nodes are done, 2 waiting. Set spec.rollout.paused to false to continue.")
 	f.nodeProxy.Spec.Rollout = nil
 	f.giveTo(t, "edge-01", time.Hour, v1alpha1.Cause{Generation: 1})
-	expect("stopped", "RolloutHalted: edge-01 did not apply its settings within 600 s of 2026-11-20T11:00:00Z (Programmed); "+
-		"1 other node waits until it does, until spec is changed, or until its Node is deleted")
+	expect("stopped", "RolloutHalted: Node edge-01 did not apply its settings within 600 s of 2026-11-20T11:00:00Z (Programmed). "+
+		"Fix the node, change spec, or delete its Node; 1 other node is waiting.")
 }
 
 func TestWhatCouldNotBeWrittenIsNotGiven(t *testing.T) {
@@ -288,7 +288,7 @@ func TestWhatCouldNotBeWrittenIsNotGiven(t *testing.T) {
 	p := f.pass()
 	given := p.decision.Grants
 	if len(given) == 0 {
-		t.Fatal("nobody is given anything")
+		t.Fatal("no node is given anything")
 	}
 	for _, name := range given {
 		p.notGiven(p.find(name))

@@ -11,18 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
-	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
@@ -34,21 +29,20 @@ import (
 // interval is the least time between two passes over all Services.
 const interval = time.Second
 
-// Reconciler writes the status of all ServiceProxyPolicies, and resumes Services that kept their
+// Reconciler writes the status of all ServiceProxyPolicies, and resumes Services that retained their
 // overrides while a change was halted. It runs once at a time, for all policies together.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Events     *events.Recorder
-	Clock      clock.PassiveClock
-	Metrics    *metrics.Metrics
-	Overrides  *overrides.Overrides
-	Resume     func() // has the Services reconciled that keep their overrides
+	Client    client.Client // reads come from the cache
+	Events    *events.Recorder
+	Clock     clock.PassiveClock
+	Metrics   *metrics.Metrics
+	Overrides *overrides.Overrides
+	Resume    func() // reconciles the Services that retain their overrides
 
 	lastPass time.Time
 	// At the last pass.
-	halted   map[v1alpha1.Cause]string
-	refusals int64 // changes of the rejections, seen so far
+	halted     map[v1alpha1.Cause]string
+	rejections int64 // changes of the rejections, seen so far
 }
 
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
@@ -58,25 +52,18 @@ type Reconciler struct {
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
-	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-		return []reconcile.Request{{}}
-	})
-	refusals := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+func (r *Reconciler) Setup(s watches.Setup) error {
+	rejections := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		r.Overrides.RejectionsChanged()
-		return []reconcile.Request{{}}
+		return []reconcile.Request{{NamespacedName: client.ObjectKey{Name: v1alpha1.NodeProxyName}}}
 	})
-	return builder.ControllerManagedBy(mgr).
-		Named("servicepolicy").
-		Watches(&v1alpha1.ServiceProxyPolicy{}, all).
-		Watches(&v1alpha1.NodeProxy{}, all, builder.WithPredicates(watches.ComesOrGoes())).
-		Watches(&v1alpha1.NodeProxyRules{}, refusals, builder.WithPredicates(overrides.RejectionsChanged())).
-		Watches(&v1alpha1.ServiceProxyRules{}, all, builder.WithPredicates(shapeChanged())).
-		Watches(&corev1.Service{}, all).
-		Watches(&corev1.Namespace{}, all, builder.WithPredicates(namespaceLabelsChanged())).
-		WatchesRawSource(source.Channel(wake, all)).
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+	return s.Add("servicepolicy", r,
+		watches.On(&v1alpha1.ServiceProxyPolicy{}),
+		watches.On(&v1alpha1.NodeProxy{}, watches.ComesOrGoes()),
+		watches.Watch{Object: &v1alpha1.NodeProxyRules{}, Handler: rejections, When: []predicate.Predicate{overrides.RejectionsChanged()}},
+		watches.On(&v1alpha1.ServiceProxyRules{}, shapeChanged()),
+		watches.On(&corev1.Service{}),
+		watches.On(&corev1.Namespace{}, namespaceLabelsChanged()))
 }
 
 // shapeChanged passes changes of the policies that shape rules, and of their overrides.
@@ -106,14 +93,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	r.lastPass = r.Clock.Now()
-	refusals := r.Overrides.RejectionChanges() // before they are read
+	rejections := r.Overrides.RejectionChanges() // before they are read
 	survey, err := r.survey(ctx)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	// A change may have halted and continued since the last pass.
-	if halted := survey.halted(); r.refusals != refusals || !maps.Equal(r.halted, halted) {
-		r.halted, r.refusals = halted, refusals
+	if halted := survey.halted(); r.rejections != rejections || !maps.Equal(r.halted, halted) {
+		r.halted, r.rejections = halted, rejections
 		r.Resume()
 	}
 	r.Metrics.ShowServicePolicies(survey.counts())
@@ -130,7 +117,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return again, nil
 }
 
-// survey counts what policies result in for all Services.
 func (r *Reconciler) survey(ctx context.Context) (*survey, error) {
 	set, err := r.Overrides.CurrentPolicies(ctx)
 	if err != nil {
@@ -173,7 +159,7 @@ func (r *Reconciler) survey(ctx context.Context) (*survey, error) {
 // write writes the status of a policy if it differs from the stored one, and an event if its state
 // has changed.
 func (r *Reconciler) write(ctx context.Context, p *v1alpha1.ServiceProxyPolicy, survey *survey) (ctrl.Result, error) {
-	if survey.set.Generations[p.Name] != p.Generation { // it is about another one
+	if survey.set.Generations[p.Name] != p.Generation { // the survey is older or newer
 		return ctrl.Result{RequeueAfter: interval}, nil
 	}
 	status := survey.status(p, r.Clock.Now())

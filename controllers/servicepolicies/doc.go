@@ -1,7 +1,7 @@
 // Package servicepolicies writes the status of ServiceProxyPolicies, and resumes Services when a
-// halted change may go on.
+// halted change may continue.
 //
 //   - controller.go: the reconciler
-//   - survey.go: counts what policies make of all Services
+//   - survey.go: counts what policies result in for all Services
 //   - status.go: the conditions, their messages, and events
 package servicepolicies

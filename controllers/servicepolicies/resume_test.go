@@ -16,7 +16,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
 )
 
-// stockedClient is a client of what stocked reads, that takes every status.
+// stockedClient reads from a controllertest.Stock, and accepts every status.
 type stockedClient struct {
 	client.Client
 	reader client.Reader
@@ -42,9 +42,9 @@ func (statuses) Update(context.Context, client.Object, ...client.SubResourceUpda
 	return nil
 }
 
-// Services that keep their overrides are reconciled again whenever nodes reject something
-// else than before, also where the stop came and went between two looks.
-func TestKeptServicesAreLookedAtAgain(t *testing.T) {
+// Services that retain their overrides are reconciled again whenever nodes reject something
+// else than before, even if the halt came and went between two passes.
+func TestServicesWithFormerOverridesAreReconciledAgain(t *testing.T) {
 	reader, _ := controllertest.Stock(1, 1)
 	m, err := metrics.New(prometheus.NewRegistry())
 	if err != nil {
@@ -63,13 +63,13 @@ func TestKeptServicesAreLookedAtAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		if resumed != want {
-			t.Errorf("%s: looked at again %d times, want %d", when, resumed, want)
+			t.Errorf("%s: reconciled again %d times, want %d", when, resumed, want)
 		}
 	}
 	survey("at first", 0)
 	survey("nothing has happened", 0)
 	o.RejectionsChanged() // a node rejects a Service,
 	o.RejectionsChanged() // and does not any more
-	survey("a stop has come and gone", 1)
+	survey("a halt has come and gone", 1)
 	survey("nothing has happened since", 1)
 }

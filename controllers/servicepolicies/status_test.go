@@ -63,7 +63,7 @@ func statusWith(t *testing.T, ready, message string) *v1alpha1.ServiceProxyPolic
 	return status
 }
 
-func TestOverriddenServicePolicySaysWhy(t *testing.T) {
+func TestOverriddenServicePolicyReportsWhy(t *testing.T) {
 	survey := &survey{set: &overrides.PolicySet{Priorities: map[string]int32{"a": 3, "b": 3, "weak": -1}}}
 	by := func(winner string) *tally {
 		return &tally{overridden: map[string]*fieldTally{
@@ -71,8 +71,8 @@ func TestOverriddenServicePolicySaysWhy(t *testing.T) {
 		}}
 	}
 	for name, want := range map[string]string{
-		"b":    "spec.overrides.nodePorts is set by policy a (priority 3, as this one: the lower name wins) for Service shop/cart",
-		"weak": "spec.overrides.nodePorts is set by policy a (priority 3) for Service shop/cart",
+		"b":    "spec.overrides.nodePorts is set by policy a (priority 3, as this one: the lower name wins) for Service shop/cart.",
+		"weak": "spec.overrides.nodePorts is set by policy a (priority 3) for Service shop/cart.",
 	} {
 		if got := survey.overriddenCondition(name, by("a")).Message; got != want {
 			t.Errorf("%s, want\n%s", got, want)
@@ -80,9 +80,9 @@ func TestOverriddenServicePolicySaysWhy(t *testing.T) {
 	}
 }
 
-// TestRefusedByTheirOwnChange: what Services that have changed themselves bring about is
-// told, but is no stop, neither in the status nor in the metrics.
-func TestRefusedByTheirOwnChange(t *testing.T) {
+// TestRejectedByTheirOwnChange: Services that have changed themselves are reported, but halt
+// nothing, neither in the status nor in the metrics.
+func TestRejectedByTheirOwnChange(t *testing.T) {
 	cause := []v1alpha1.Cause{{Name: "p", Generation: 2}}
 	for _, tt := range []struct {
 		name     string
@@ -93,12 +93,12 @@ func TestRefusedByTheirOwnChange(t *testing.T) {
 	}{
 		{"nothing", 3, nil, "True Applied: ", 0},
 		{"all have the change", 3, map[string]bool{"shop/cart": true, "shop/till": true},
-			"True Applied: Service shop/cart itself has changed, and node n1 rejects it: no (and 1 more Service); correct the Service", 0},
+			"True Applied: Service shop/cart itself has changed, and node n1 rejects it: no (and 1 more Service); correct the Service.", 0},
 		{"some wait", 2, map[string]bool{"shop/cart": true},
-			"False Progressing: 2 of 3 Services have the overrides of their policies; Service shop/cart itself has changed, and node n1 rejects it: no; correct the Service", 0},
+			"False Progressing: 2 of 3 Services have the overrides of their policies. Service shop/cart itself has changed, and node n1 rejects it: no; correct the Service.", 0},
 		{"one has not changed", 2, map[string]bool{"shop/cart": true, "shop/till": false}, "False RolloutHalted: Service shop/cart, as shaped by this policy: ", 2},
 		{"of two namespaces", 3, map[string]bool{"shop/cart": true, "bank/till": true},
-			"True Applied: Service bank/till itself has changed, and node n1 rejects it: no (and 1 more Service); correct the Service", 0},
+			"True Applied: Service bank/till itself has changed, and node n1 rejects it: no (and 1 more Service); correct the Service.", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			survey := newSurvey(&overrides.PolicySet{Generations: map[string]int64{"p": 2}}, true)
@@ -113,7 +113,7 @@ func TestRefusedByTheirOwnChange(t *testing.T) {
 				t.Errorf("%s, want %s", got, tt.want)
 			}
 			if got := survey.counts()["p"]["rejected"]; got != tt.rejected {
-				t.Errorf("%d are counted as refused, want %d", got, tt.rejected)
+				t.Errorf("%d are counted as rejected, want %d", got, tt.rejected)
 			}
 		})
 	}

@@ -30,9 +30,10 @@ type tally struct {
 	rejected          map[types.NamespacedName]overrides.Rejection
 	changes           []policies.RejectedChange         // of those rejected
 	ineffective       map[types.NamespacedName][]string // why
-	// overridden are its fields that others set, and useless those without effect on some Service.
-	overridden, useless map[string]*fieldTally
-	kept                map[string]int // Services that keep their overrides, by reason
+	// overridden are its fields that others set, and ineffectiveFields those without effect on some
+	// Service.
+	overridden, ineffectiveFields map[string]*fieldTally
+	retaining                     map[string]int // Services that retain their overrides, by reason
 }
 
 // fieldTally counts the Services that one statement about a field applies to.
@@ -47,13 +48,12 @@ func newSurvey(set *overrides.PolicySet, on bool) *survey {
 	for name := range set.Generations {
 		l.policies[name] = &tally{
 			rejected: map[types.NamespacedName]overrides.Rejection{}, ineffective: map[types.NamespacedName][]string{},
-			overridden: map[string]*fieldTally{}, useless: map[string]*fieldTally{}, kept: map[string]int{},
+			overridden: map[string]*fieldTally{}, ineffectiveFields: map[string]*fieldTally{}, retaining: map[string]int{},
 		}
 	}
 	return l
 }
 
-// note counts a Service.
 func (l *survey) note(svc *corev1.Service, out overrides.Decision) {
 	if out.Known == nil {
 		return
@@ -69,7 +69,7 @@ func (l *survey) note(svc *corev1.Service, out overrides.Decision) {
 		case out.Applied:
 			t.applied++
 		case out.Why != "":
-			t.kept[out.Why]++
+			t.retaining[out.Why]++
 		}
 		for field, winner := range desired.Overridden[name] {
 			noteField(t.overridden, field, key, winner)
@@ -81,7 +81,7 @@ func (l *survey) note(svc *corev1.Service, out overrides.Decision) {
 	for _, i := range render.IneffectiveOverrides(svc, &desired.Overrides) {
 		t := l.policies[desired.Owners[i.Field]]
 		t.ineffective[key] = append(t.ineffective[key], i.Why)
-		noteField(t.useless, i.Field, key, i.Why)
+		noteField(t.ineffectiveFields, i.Field, key, i.Why)
 	}
 }
 
@@ -110,7 +110,7 @@ func (l *survey) noteRejected(key types.NamespacedName, by overrides.Rejection, 
 	}
 }
 
-// halt says for which Services the change has halted.
+// halt returns for which Services the change has halted.
 func (t *tally) halt() policies.Halt { return policies.HaltOf(t.changes) }
 
 // halted returns the halted changes, with why Services wait.
@@ -139,7 +139,7 @@ func (l *survey) counts() map[string]map[string]int {
 	return out
 }
 
-// invalid says what is wrong with a policy; empty: nothing.
+// invalid returns what is wrong with a policy; empty: nothing.
 func (l *survey) invalid(name string) string {
 	for i := range l.set.Invalid {
 		if l.set.Invalid[i].Name == name {

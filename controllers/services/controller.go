@@ -3,11 +3,15 @@ package services
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -15,12 +19,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/addresses"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/formats"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
@@ -44,7 +45,9 @@ type Reconciler struct {
 	Formats    *formats.Formats
 	Overrides  *overrides.Overrides
 
-	Surroundings *addresses.Surroundings
+	// Ranges returns the service ranges; false: they are not known yet.
+	Ranges     func() (render.ServiceRanges, bool)
+	APIServers []string // the URLs that the controller was started with
 }
 
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch
@@ -61,8 +64,8 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake, resume,
 	return builder.ControllerManagedBy(mgr).
 		Named("service").
 		Watches(&corev1.Service{}, &handler.EnqueueRequestForObject{}).
-		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(r.noteSlice)).
-		Watches(&v1alpha1.ServiceProxyRules{}, handler.EnqueueRequestsFromMapFunc(ownerOfRules)).
+		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(r.serviceOfSlice)).
+		Watches(&v1alpha1.ServiceProxyRules{}, handler.EnqueueRequestsFromMapFunc(serviceOfRules)).
 		Watches(&v1alpha1.NodeProxy{}, handler.EnqueueRequestsFromMapFunc(r.everyService),
 			builder.WithPredicates(watches.OnCreate())).
 		Watches(&v1alpha1.ServiceProxyPolicy{}, r.policyEvents()).
@@ -77,39 +80,9 @@ func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake, resume,
 		Complete(leader.Guard(r.Leadership, r))
 }
 
-// noteSlice is serviceOfSlice, and records the time.
-func (r *Reconciler) noteSlice(ctx context.Context, o client.Object) []reconcile.Request {
-	requests := serviceOfSlice(ctx, o)
-	for _, request := range requests {
-		r.Memory.note(request.NamespacedName, change{slice: r.Clock.Now()})
-	}
-	return requests
-}
-
-func serviceOfSlice(_ context.Context, o client.Object) []reconcile.Request {
-	if svc, ok := render.ServiceOf(o.(*discoveryv1.EndpointSlice)); ok {
-		return []reconcile.Request{{NamespacedName: svc}}
-	}
-	return nil
-}
-
-func ownerOfRules(_ context.Context, o client.Object) []reconcile.Request {
-	return []reconcile.Request{{NamespacedName: objects.ServiceOfRules(o)}}
-}
-
-// everyService returns all Services, for when nodeproxy is switched on.
-func (r *Reconciler) everyService(ctx context.Context, _ client.Object) []reconcile.Request {
-	var list corev1.ServiceList
-	if err := r.Client.List(ctx, &list); err != nil {
-		log.FromContext(ctx).Error(err, "Services could not be listed after NodeProxy was created")
-		return nil
-	}
-	out := make([]reconcile.Request, len(list.Items))
-	for i := range list.Items {
-		out[i].NamespacedName = client.ObjectKeyFromObject(&list.Items[i])
-	}
-	return out
-}
+// rangesUnknownRetry is how often a Service that waits for the service ranges is rendered again, in
+// case nothing else triggers it.
+const rangesUnknownRetry = time.Minute
 
 // Reconcile publishes an eligible Service, and ends the rules of any other.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -164,11 +137,10 @@ func (r *Reconciler) begin(ctx context.Context) error {
 // publish renders a Service and writes the result if it differs from stored.
 func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (ctrl.Result, error) {
 	key := client.ObjectKeyFromObject(svc)
-	r.Memory.seen(key, stored != nil)
 	if wait := r.Memory.waiting(key, stored != nil, r.Clock.Now()); wait > 0 && r.Memory.Settled(key) {
 		return ctrl.Result{RequeueAfter: wait}, nil // whatever has changed
 	}
-	left := r.Memory.takeChange(key) // to be written
+	left := r.Memory.takeChange(key) // what is not written yet
 	defer func() { r.Memory.note(key, left) }()
 	want, again, err := r.render(ctx, svc, stored)
 	if err != nil || want == nil {
@@ -178,16 +150,13 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 		r.reject(ctx, svc, want.limit, want.message, 0)
 		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
 	}
-	defer want.say()
+	defer want.report()
 	pending := again > 0 // policies will change more
-
-	if stored != nil {
-		if sameRules(stored, want.rules) {
-			left = change{policies: left.policies && pending}
-			r.Metrics.Skip(metrics.KindService)
-			r.accept(ctx, svc)
-			return ctrl.Result{RequeueAfter: again}, nil
-		}
+	if stored != nil && sameRules(stored, want.rules) {
+		left = change{policies: left.policies && pending}
+		r.Metrics.Skip(metrics.KindService)
+		r.accept(ctx, svc)
+		return ctrl.Result{RequeueAfter: again}, nil
 	}
 	fingerprint, bytes, err := objects.Measure(want.rules)
 	if err != nil {
@@ -221,7 +190,7 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 		r.accept(ctx, svc)
 		return ctrl.Result{RequeueAfter: again}, nil
 	case retry.Denied(err):
-		left.addresses, left.policies = false, left.policies && pending // correcting it is up to tenants
+		left.addresses, left.policies = false, left.policies && pending // only tenants can correct it
 		r.Memory.tried(key, bytes, now)
 		message := retry.Message(err)
 		return ctrl.Result{RequeueAfter: r.reject(ctx, svc, message, message, fingerprint)}, nil
@@ -229,13 +198,11 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 	return retry.IgnoreRace(err)
 }
 
-// renderedService are rules, and what to report once they are written; or why there are none.
+// renderedService is the result for a Service: its rules, or the limit that it exceeds.
 type renderedService struct {
-	rules *v1alpha1.ServiceProxyRules
-	say   func()
-	// changed: the Service itself has changed since its rules were written.
-	changed bool
-	// limit is the limit that the Service exceeds, and message says so.
+	rules          *v1alpha1.ServiceProxyRules
+	report         func() // reports its problems once the rules are written
+	changed        bool   // the Service itself has changed since its rules were written
 	limit, message string
 }
 
@@ -257,7 +224,7 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 	if err != nil {
 		return nil, 0, err
 	}
-	around, known, err := r.Surroundings.Of(ctx, svc)
+	around, known, err := r.cluster(ctx, svc)
 	if err != nil || !known {
 		return nil, retry.Sooner(shaping.Again, rangesUnknownRetry), err
 	}
@@ -267,7 +234,7 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 	if limit, text := v1alpha1.SizeOf(&rules.Spec).Excess(); limit != "" { // because of its policies
 		return &renderedService{limit: limit, message: text}, shaping.Again, nil
 	}
-	former := rules // as the Service would be with its present overrides
+	former := rules // what the Service would have with its current overrides
 	if !shaping.Kept && stored != nil {
 		former, _ = render.Service(svc, endpointSlices, shaping.Former, around, format)
 	}
@@ -279,9 +246,9 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 				return nil, 0, err
 			}
 		}
-		rules.Annotations = objects.Merge(rules.Annotations, map[string]string{v1alpha1.AnnotationOverrides: shaping.Annotation})
+		metav1.SetMetaDataAnnotation(&rules.ObjectMeta, v1alpha1.AnnotationOverrides, shaping.Annotation)
 	}
-	say := func() {
+	report := func() {
 		r.reportProblems(ctx, svc, eventEndpointsSkipped, problemText(problems))
 		r.reportProblems(ctx, svc, eventAddressesSkipped, skippedText(rules.Spec.SkippedAddresses))
 		ranges := ""
@@ -290,11 +257,43 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 		}
 		r.reportProblems(ctx, svc, eventSourceRangesUnusable, ranges)
 	}
-	return &renderedService{rules: rules, say: say, changed: changed}, shaping.Again, nil
+	return &renderedService{rules: rules, report: report, changed: changed}, shaping.Again, nil
+}
+
+// cluster returns what the cluster has at the addresses of a Service; false: not all of it is known
+// yet.
+func (r *Reconciler) cluster(ctx context.Context, svc *corev1.Service) (out render.Cluster, known bool, err error) {
+	if len(svc.Spec.ExternalIPs)+len(svc.Status.LoadBalancer.Ingress) == 0 {
+		return out, true, nil
+	}
+	if out.Ranges, known = r.Ranges(); !known {
+		return out, false, nil
+	}
+	ofKubernetes, err := objects.SlicesOf(ctx, r.Client, types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: objects.KubernetesService})
+	if err != nil {
+		return out, false, err
+	}
+	np, err := objects.NodeProxy(ctx, r.Client)
+	if err != nil {
+		return out, false, err
+	}
+	out.APIServers = render.APIServers(ofKubernetes, np, r.APIServers...)
+	nodes := sets.Set[netip.Addr]{}
+	for _, a := range render.OutsideIPs(svc) {
+		var list corev1.NodeList
+		if err := r.Client.List(ctx, &list, client.MatchingFields{objects.IndexNodesByAddress: a.String()}); err != nil {
+			return out, false, fmt.Errorf("list Nodes by address: %w", err)
+		}
+		if len(list.Items) > 0 {
+			nodes.Insert(a)
+		}
+	}
+	out.OfNode = nodes.Has
+	return out, true, nil
 }
 
 // changedItself reports whether the Service itself, or its endpoints, have changed since its rules
-// were written. Former are the rules that it would have with its present overrides.
+// were written. Former are the rules that it would have with its current overrides.
 func changedItself(stored, former *v1alpha1.ServiceProxyRules, shaping overrides.Shaping) bool {
 	if stored == nil || shaping.Kept && shaping.Annotation == "" {
 		return true // if anything is written at all

@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/addresses"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/formats"
 	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
@@ -35,13 +34,13 @@ type budgetRig struct {
 	t     *testing.T
 	c     client.WithWatch
 	clock *clocktesting.FakeClock
-	q     *controllertest.RecordingQueue // of what events have looked at
+	q     *controllertest.RecordingQueue // what events have enqueued
 }
 
 // knownRanges are the service ranges of a cluster.
-type knownRanges struct{ render.ServiceRanges }
-
-func (r knownRanges) Request() (render.ServiceRanges, bool) { return r.ServiceRanges, true }
+func knownRanges(cidrs ...string) func() (render.ServiceRanges, bool) {
+	return func() (render.ServiceRanges, bool) { return render.NewServiceRanges(cidrs), true }
+}
 
 func newBudgetRig(t *testing.T, services ...*corev1.Service) *budgetRig {
 	t.Helper()
@@ -59,7 +58,7 @@ func newBudgetRig(t *testing.T, services ...*corev1.Service) *budgetRig {
 	m.begin(nil) // all Services are new
 	r := &budgetRig{t: t, c: c, clock: clk, q: &controllertest.RecordingQueue{Added: map[string][]time.Duration{}}, Reconciler: &Reconciler{
 		Leadership: leader.Always{}, Client: c, Live: c, Events: events.NewRecorder(events.NewQueue(leader.Always{}, c, clk, m.metrics), clk), Clock: clk, Metrics: m.metrics, Memory: m,
-		Formats: formats.New(c, v1alpha1.FormatVersions()), Overrides: overrides.New(c, clk), Surroundings: &addresses.Surroundings{Client: c, Ranges: knownRanges{}},
+		Formats: formats.New(c, v1alpha1.FormatVersions()), Overrides: overrides.New(c, clk), Ranges: knownRanges(),
 	}}
 	for _, svc := range services {
 		svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "10.96.0.7", []string{"10.96.0.7"}
@@ -122,7 +121,7 @@ func TestServicesOfNamespaceOverItsShareAreWrittenInTheEnd(t *testing.T) {
 	r.clock.Step(time.Second)
 	expect("a second later", "attacker", 59*time.Second, keys["attacker"])
 	r.clock.Step(59 * time.Second)
-	expect("in its time", "attacker", 0)
+	expect("after its wait", "attacker", 0)
 }
 
 // localPolicy sets a field of all Services.
@@ -163,7 +162,7 @@ func TestChangedAddressesDoNotWaitForTheNamespace(t *testing.T) {
 		}},
 		"service range": {func() {
 			cidr := &networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.99.0.0/24"}}}
-			r.Surroundings.Ranges = knownRanges{render.NewServiceRanges(cidr.Spec.CIDRs)}
+			r.Ranges = knownRanges(cidr.Spec.CIDRs...)
 			for _, request := range r.servicesWithin(t.Context(), cidr) {
 				r.q.Add(request)
 			}
@@ -183,7 +182,7 @@ func TestChangedAddressesDoNotWaitForTheNamespace(t *testing.T) {
 		r.reconcile(name+": the owner's change", key, time.Minute)
 		c.cause()
 		if r.q.Added["cart"] == nil {
-			t.Errorf("%s: it is not looked at", name)
+			t.Errorf("%s: it is not enqueued", name)
 		}
 		if rules := r.reconcile(name, key, 0); !c.seen(rules) {
 			t.Errorf("%s: it is not in the rules: %+v", name, rules.Spec)
@@ -192,12 +191,12 @@ func TestChangedAddressesDoNotWaitForTheNamespace(t *testing.T) {
 		r.Memory.pace.Of("shop", controllertest.Noon).Next = r.clock.Now().Add(time.Minute)
 		r.reconcile(name+": another change of the owner", key, time.Minute)
 		r.clock.Step(time.Minute)
-		r.reconcile(name+": in its time", key, 0)
+		r.reconcile(name+": after its wait", key, 0)
 		r.q.Added = map[string][]time.Duration{}
 	}
 }
 
-// A change of policies does not wait for the namespace either once its turn has come; until then, what
+// A change of policies does not wait for the namespace either once its delay is over; until then, what
 // the owner changes does.
 func TestTurnOfPoliciesDoesNotWaitForTheNamespace(t *testing.T) {
 	svc, other := controllertest.ServiceNamed("shop", "cart"), controllertest.ServiceNamed("other", "cart")
@@ -211,15 +210,15 @@ func TestTurnOfPoliciesDoesNotWaitForTheNamespace(t *testing.T) {
 	policy := localPolicy()
 	r.ok(r.c.Create(t.Context(), policy))
 	r.policyEvents().Create(t.Context(), event.CreateEvent{Object: policy}, r.q)
-	r.reconcile("the other one takes its turn", otherKey, 0)
+	r.reconcile("the other one passes", otherKey, 0)
 	r.Memory.pace.Of("shop", controllertest.Noon).Next = r.clock.Now().Add(time.Minute)
-	r.reconcile("before its turn", key, first)
+	r.reconcile("during its delay", key, first)
 	r.change(key, func(s *corev1.Service) { s.Spec.Ports[0].Port++ })
-	if rules := r.reconcile("the owner's change before its turn", key, first); rules.Spec.Ports[0].Port != 80 {
+	if rules := r.reconcile("the owner's change during its delay", key, first); rules.Spec.Ports[0].Port != 80 {
 		t.Error("the owner's change does not wait")
 	}
 	r.clock.Step(first)
-	if rules := r.reconcile("in its turn", key, 0); len(rules.Spec.Policies) != 1 {
+	if rules := r.reconcile("after its delay", key, 0); len(rules.Spec.Policies) != 1 {
 		t.Errorf("its policies are %v", rules.Spec.Policies)
 	}
 }

@@ -23,9 +23,9 @@ func TestGaugesGoWithTheLease(t *testing.T) {
 	memory := NewMemory(m, func() {})
 	service := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: name} }
 	rejectService := func(name string) { memory.reject(service(name), "too large", "too large", 1, time.Unix(0, 0)) }
-	expect := func(when string, refused float64, series int, leading float64) {
+	expect := func(when string, rejected float64, series int, leading float64) {
 		t.Helper()
-		for name, want := range map[string]float64{"unrendered_services": refused, "leading": leading} {
+		for name, want := range map[string]float64{"unrendered_services": rejected, "leading": leading} {
 			if got := controllertest.Gauges(t, registry, name); len(got) != 1 || got[0] != want {
 				t.Errorf("%s: %s is %v, want %v", when, name, got, want)
 			}

@@ -13,6 +13,19 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
+// How many bytes of ServiceProxyRules the Services of one namespace may write, including new ones.
+// A namespace that uses up its share only delays its own Services. It takes continuous changes to
+// do so: the burst is enough for 10,000 small Services, or for 3,000 writes of Services with 500
+// endpoints of 10 KiB each.
+const (
+	// namespaceShare are bytes per second, and namespaceBurst is how long unused ones remain
+	// available: 32 MiB.
+	namespaceShare = 512 << 10
+	namespaceBurst = 64 * time.Second
+	// leastRulesBytes is the minimum that each write counts for.
+	leastRulesBytes = 2 << 10
+)
+
 // Memory is what is remembered of Services between reconciliations. It only contains existing
 // Services, so it is bounded by them. Nothing in it is needed for correct results.
 type Memory struct {
@@ -31,7 +44,7 @@ type Memory struct {
 
 // state is what is remembered of one Service.
 type state struct {
-	settled   bool              // it is known if it is rejected, or it waits for its namespace's bytes
+	settled   bool              // whether it is rejected is known, or it waits for its namespace's bytes
 	stored    bool              // it has had rules in this term, which were not released since
 	ended     bool              // its rules were released in this term, and it has not had any since
 	delayed   bool              // it has none yet, because its namespace has used up its bytes
@@ -49,23 +62,16 @@ type state struct {
 type change struct {
 	slice time.Time // first event of a slice; zero: none
 	// addresses: nodes, API servers or service ranges have changed; policies: policies or labels of
-	// Namespaces have. Tenants cannot do that, so it does not wait for the changes of tenants.
+	// Namespaces have. Tenants cannot cause these, so they do not wait for the changes of tenants.
 	addresses, policies bool
-}
-
-// and combines two changes.
-func (c change) and(other change) change {
-	if c.slice.IsZero() || !other.slice.IsZero() && other.slice.Before(c.slice) {
-		c.slice = other.slice
-	}
-	c.addresses = c.addresses || other.addresses
-	c.policies = c.policies || other.policies
-	return c
 }
 
 // NewMemory returns an empty Memory; it calls changed when rejected or delayed Services change.
 func NewMemory(m *metrics.Metrics, changed func()) *Memory {
-	return &Memory{metrics: m, changed: changed, services: map[types.NamespacedName]*state{}, pace: newNamespacePace()}
+	return &Memory{
+		metrics: m, changed: changed, services: map[types.NamespacedName]*state{},
+		pace: pacing.NewBuckets(namespaceShare, namespaceBurst, leastRulesBytes),
+	}
 }
 
 // of returns the state of a Service; mu must be held.
@@ -78,7 +84,7 @@ func (m *Memory) of(key types.NamespacedName) *state {
 	return s
 }
 
-// forget drops a Service that is gone.
+// forget drops a deleted Service.
 func (m *Memory) forget(key types.NamespacedName) {
 	m.accepted(key)
 	m.mu.Lock()
@@ -87,8 +93,8 @@ func (m *Memory) forget(key types.NamespacedName) {
 	delete(m.older, key)
 }
 
-// end drops a Service that is not eligible, except for whether it has rules, and for changes that
-// tenants have not caused: it may become eligible before its rules are released.
+// end drops a Service that is not eligible, except for whether it has rules, and for changes that no
+// tenant has caused: it may become eligible before its rules are released.
 func (m *Memory) end(key types.NamespacedName) {
 	m.accepted(key)
 	m.mu.Lock()
@@ -107,9 +113,8 @@ func (m *Memory) released(key types.NamespacedName) {
 	}
 }
 
-// NewTerm forgets what may have changed while another controller led: every Service must be
-// reconciled before it is known which ones are rejected. Until then, those of the former term
-// count.
+// NewTerm forgets what may have changed while another controller led. Rejections of the former term
+// count until their Services are reconciled.
 func (m *Memory) NewTerm() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -173,8 +178,8 @@ func (m *Memory) newProblems(key types.NamespacedName, reason, problems string) 
 	return problems != ""
 }
 
-// EventLost notes that the last event of a reason about a Service was lost: its problem is reported
-// again when it is found again.
+// EventLost notes that the last event of a reason about a Service was lost, so that the problem is
+// reported again when it is found again.
 func (m *Memory) EventLost(key types.NamespacedName, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -214,22 +219,14 @@ func (m *Memory) wait(key types.NamespacedName, load render.Load, stored, byTena
 	return wait
 }
 
-// seen notes whether a Service has rules.
-func (m *Memory) seen(key types.NamespacedName, stored bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.of(key).seen(stored)
-}
-
-// seen notes whether a Service has rules. After it was ended, the cache may still have its former
-// ones.
+// seen notes whether a Service has rules. After its end, the cache may still have its former ones.
 func (s *state) seen(stored bool) {
 	s.stored = s.stored || stored && !s.ended
 }
 
-// isNew reports whether a Service has no rules and never had any. Otherwise they have vanished, not
-// because of a tenant: agents retain them, and a wait must not end that. Services older than the
-// term may have had some.
+// isNew reports whether a Service has no rules and never had any. Rules that have vanished, which no
+// tenant can cause, are retained by agents, so their Service must not become a delayed one. Services
+// older than the term may have had rules.
 func (s *state) isNew(stored, older bool) bool {
 	return !stored && !s.stored && (s.ended || !older)
 }
@@ -256,32 +253,28 @@ func (m *Memory) giveBack(key types.NamespacedName, s *state) bool {
 	return was
 }
 
-// pause delays the next rendering of a Service though it was not written.
+// pause delays the next rendering of a Service that was not written.
 func (m *Memory) pause(key types.NamespacedName, load render.Load, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.of(key).until = now.Add(render.Pace(load))
 }
 
-// waiting returns how long a Service need not be rendered. Rules that are not stored do not wait,
-// unless they were rejected, or are new and wait for their namespace. Stored ones do not wait for
-// it if their change may not be from a tenant.
+// waiting notes whether a Service has rules, and returns how long it need not be rendered. Without
+// stored rules it does not wait, unless they were rejected, or are new and wait for the namespace.
+// Stored ones do not wait for it if their change may not be from a tenant.
 func (m *Memory) waiting(key types.NamespacedName, stored bool, now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.services[key]
-	if s == nil {
-		return 0
-	}
+	s := m.of(key)
+	s.seen(stored)
 	var until time.Time
 	if stored || s.rejection != nil {
 		until = s.until
 	}
 	byTenant := !s.change.addresses && !s.change.policies
-	if s.claim.Bytes > 0 && (stored && byTenant || !stored && !s.stored) {
-		if s.claim.At.After(until) {
-			until = s.claim.At
-		}
+	if s.claim.Bytes > 0 && (stored && byTenant || !stored && !s.stored) && s.claim.At.After(until) {
+		until = s.claim.At
 	}
 	return max(0, until.Sub(now))
 }
@@ -290,12 +283,16 @@ func (m *Memory) waiting(key types.NamespacedName, stored bool, now time.Time) t
 func (m *Memory) note(key types.NamespacedName, c change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.of(key)
-	s.change = s.change.and(c)
+	known := &m.of(key).change
+	if known.slice.IsZero() || !c.slice.IsZero() && c.slice.Before(known.slice) {
+		known.slice = c.slice
+	}
+	known.addresses = known.addresses || c.addresses
+	known.policies = known.policies || c.policies
 }
 
-// takeChange returns what has changed since the rules were up to date, and clears it: call it
-// before anything is read. What was not written must be noted again.
+// takeChange returns and clears what has changed since the rules were up to date: call it before
+// anything is read. What is not written must be noted again.
 func (m *Memory) takeChange(key types.NamespacedName) change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -324,7 +321,7 @@ func (m *Memory) wrote(key types.NamespacedName, bytes int, itself bool, now tim
 	}
 }
 
-// tried notes a write that the API server denied, which costs as many bytes as if it had not.
+// tried notes a write that the API server denied, which costs as many bytes as any other.
 func (m *Memory) tried(key types.NamespacedName, bytes int, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -333,7 +330,7 @@ func (m *Memory) tried(key types.NamespacedName, bytes int, now time.Time) {
 	}
 }
 
-// settleTime is how long after a change of a Service nodes may reject it because of that change.
+// settleTime is how long after a change of a Service nodes may reject it because of the change.
 const settleTime = time.Minute
 
 // changedLately reports whether rules were written less than settleTime ago because the Service

@@ -91,7 +91,7 @@ func TestServicesThatWaitAreNotRendered(t *testing.T) {
 	}
 	m.reject(cart, "too large", "too large", 1, controllertest.Noon.Add(8*time.Second))
 	if wait := m.waiting(cart, false, controllertest.Noon.Add(8*time.Second)); wait != 16*time.Second {
-		t.Errorf("what was refused and is not stored waits %s, want 16 s", wait)
+		t.Errorf("a rejected Service without rules waits %s, want 16 s", wait)
 	}
 }
 
@@ -102,12 +102,12 @@ func TestRefusalsAreRetriedEverMoreSlowly(t *testing.T) {
 		if wait := m.retryIn(cart, 1, now); wait != 0 {
 			t.Fatalf("try %d waits %s although its time has come", i, wait)
 		}
-		say, retry := m.reject(cart, "no", "no", 1, now)
+		report, retry := m.reject(cart, "no", "no", 1, now)
 		if retry != want*time.Minute {
 			t.Errorf("try %d is repeated in %s, want %d min", i, retry, want)
 		}
-		if say != (i == 0) {
-			t.Errorf("try %d: say %v", i, say)
+		if report != (i == 0) {
+			t.Errorf("try %d: report %v", i, report)
 		}
 		if wait := m.retryIn(cart, 1, now.Add(time.Second)); wait != retry-time.Second {
 			t.Errorf("try %d: wait %s a second later", i, wait)
@@ -120,18 +120,18 @@ func TestRefusalsAreRetriedEverMoreSlowly(t *testing.T) {
 	if _, retry := m.reject(cart, "no", "no", 2, now); retry != time.Minute {
 		t.Errorf("other content begins at %s", retry)
 	}
-	if say, _ := m.reject(cart, "still no", "still no", 2, now); !say {
-		t.Error("another message is not said")
+	if report, _ := m.reject(cart, "still no", "still no", 2, now); !report {
+		t.Error("another message is not reported")
 	}
-	if say, _ := m.reject(cart, "still no", "still no, by 2", 2, now); say {
-		t.Error("another figure is said")
+	if report, _ := m.reject(cart, "still no", "still no, by 2", 2, now); report {
+		t.Error("another number is reported")
 	}
 	if *changes != 2 {
 		t.Errorf("%d changes announced, want 2", *changes)
 	}
 	m.accepted(cart)
 	if *changes != 3 || len(m.Rejected()) != 0 {
-		t.Errorf("after acceptance: %d changes, refused %v", *changes, m.Rejected())
+		t.Errorf("after acceptance: %d changes, rejected %v", *changes, m.Rejected())
 	}
 }
 
@@ -159,27 +159,27 @@ func TestMemoryIsBoundedByServices(t *testing.T) {
 	}
 	m.forget(cart) // never seen
 	if len(m.services) != 0 || m.rejected != 0 {
-		t.Errorf("%d Services remembered, %d refused", len(m.services), m.rejected)
+		t.Errorf("%d Services remembered, %d rejected", len(m.services), m.rejected)
 	}
 }
 
-func TestProblemsAreSaidOnce(t *testing.T) {
+func TestProblemsAreReportedOnce(t *testing.T) {
 	m, _ := newTestMemory(t)
 	for i, c := range []struct {
 		problems string
-		say      bool
+		report   bool
 	}{{"", false}, {"a", true}, {"a", false}, {"b", true}, {"", false}, {"b", true}} {
-		if say := m.newProblems(cart, "Bad", c.problems); say != c.say {
-			t.Errorf("step %d (%q): say %v", i, c.problems, say)
+		if report := m.newProblems(cart, "Bad", c.problems); report != c.report {
+			t.Errorf("step %d (%q): report %v", i, c.problems, report)
 		}
-		if say := m.newProblems(cart, "Worse", "a"); say != (i == 0) {
-			t.Errorf("step %d: another reason: say %v", i, say)
+		if report := m.newProblems(cart, "Worse", "a"); report != (i == 0) {
+			t.Errorf("step %d: another reason: report %v", i, report)
 		}
 	}
 }
 
-// What an event was lost of is said again as soon as it is found again, and only then.
-func TestWhatWasLostIsSaidAgain(t *testing.T) {
+// A problem whose event was lost is reported again when it is found again, and only then.
+func TestLostEventIsReportedAgain(t *testing.T) {
 	m, _ := newTestMemory(t)
 	m.EventLost(cart, "Bad") // unknown
 	m.newProblems(cart, "Bad", "a")
@@ -188,14 +188,14 @@ func TestWhatWasLostIsSaidAgain(t *testing.T) {
 	m.EventLost(cart, "Bad")
 	m.EventLost(cart, eventServiceRejected)
 	for i, want := range []bool{true, false} {
-		if say := m.newProblems(cart, "Bad", "a"); say != want {
-			t.Errorf("problem, time %d: say %v", i, say)
+		if report := m.newProblems(cart, "Bad", "a"); report != want {
+			t.Errorf("problem, time %d: report %v", i, report)
 		}
-		if say, _ := m.reject(cart, "no", "no", 1, controllertest.Noon); say != want {
-			t.Errorf("refusal, time %d: say %v", i, say)
+		if report, _ := m.reject(cart, "no", "no", 1, controllertest.Noon); report != want {
+			t.Errorf("rejection, time %d: report %v", i, report)
 		}
 		if m.newProblems(cart, "Worse", "a") {
-			t.Errorf("another reason, time %d, is said again", i)
+			t.Errorf("another reason, time %d, is reported again", i)
 		}
 	}
 }

@@ -125,7 +125,7 @@ func TestNamespaceShareIsNotFeltOrdinarily(t *testing.T) {
 		"changed endpoints": {1000, large, 10 * time.Second},
 		"created Services":  {10000, 1000, time.Second},
 	} {
-		p := newNamespacePace()
+		p := pacing.NewBuckets(namespaceShare, namespaceBurst, leastRulesBytes)
 		for i := range c.writes {
 			now := controllertest.Noon.Add(c.in * time.Duration(i) / time.Duration(c.writes))
 			var of pacing.Claim
@@ -157,7 +157,7 @@ func TestVanishedRulesDoNotWaitForTheirNamespace(t *testing.T) {
 		"new":                 {func(types.NamespacedName) {}, true},
 		"older than the term": {func(types.NamespacedName) {}, false},
 		"came again":          {func(key types.NamespacedName) { w.forget(key) }, true},
-		"vanished":            {func(key types.NamespacedName) { w.seen(key, true) }, false},
+		"vanished":            {func(key types.NamespacedName) { w.waiting(key, true, controllertest.Noon) }, false},
 		"vanished waiting": {func(key types.NamespacedName) {
 			if w.wait(key, few, true, true, controllertest.Noon) == 0 {
 				t.Error("a change does not wait")
@@ -166,10 +166,10 @@ func TestVanishedRulesDoNotWaitForTheirNamespace(t *testing.T) {
 		"released": {func(key types.NamespacedName) {
 			w.end(key)
 			w.released(key)
-			w.seen(key, true) // by a cache that is behind
+			w.waiting(key, true, controllertest.Noon) // by a cache that is behind
 		}, true},
 		"not released": {func(key types.NamespacedName) {
-			w.seen(key, true)
+			w.waiting(key, true, controllertest.Noon)
 			w.end(key)
 		}, false},
 		"released and written": {func(key types.NamespacedName) {
@@ -229,7 +229,7 @@ func TestDelayedServicesAreAnnounced(t *testing.T) {
 		"accepted": func() { m.accepted(cart) },
 		"ended":    func() { m.end(cart) },
 		"gone":     func() { m.forget(cart) },
-		"refused":  func() { m.reject(cart, "no", "no", 1, controllertest.Noon) },
+		"rejected": func() { m.reject(cart, "no", "no", 1, controllertest.Noon) },
 	} {
 		*changes = 0
 		for range 2 {

@@ -3,9 +3,11 @@ package services
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -22,16 +24,12 @@ import (
 // sameRules reports whether a write would change nothing that matters. The time of the last change
 // alone is no reason to write.
 func sameRules(stored, want *v1alpha1.ServiceProxyRules) bool {
-	for name, value := range want.Labels {
-		if stored.Labels[name] != value {
-			return false
-		}
-	}
-	return stored.Annotations[v1alpha1.AnnotationOverrides] == want.Annotations[v1alpha1.AnnotationOverrides] &&
+	return maps.Equal(labels.Merge(stored.Labels, want.Labels), stored.Labels) &&
+		stored.Annotations[v1alpha1.AnnotationOverrides] == want.Annotations[v1alpha1.AnnotationOverrides] &&
 		equality.Semantic.DeepEqual(stored.Spec, want.Spec)
 }
 
-// write creates or updates the rules; labels and annotations of others stay.
+// write creates or updates the rules. It preserves other labels and annotations.
 func (r *Reconciler) write(ctx context.Context, want, stored *v1alpha1.ServiceProxyRules) error {
 	logger := log.FromContext(ctx).V(2)
 	if stored == nil {
@@ -43,10 +41,10 @@ func (r *Reconciler) write(ctx context.Context, want, stored *v1alpha1.ServicePr
 		return nil
 	}
 	next := &v1alpha1.ServiceProxyRules{ObjectMeta: *stored.ObjectMeta.DeepCopy(), Spec: want.Spec}
-	next.Labels = objects.Merge(next.Labels, want.Labels)
+	next.Labels = labels.Merge(next.Labels, want.Labels)
 	delete(next.Annotations, v1alpha1.AnnotationLastChangeTriggerTime)
 	delete(next.Annotations, v1alpha1.AnnotationOverrides)
-	next.Annotations = objects.Merge(next.Annotations, want.Annotations)
+	next.Annotations = labels.Merge(next.Annotations, want.Annotations)
 	if err := r.Client.Update(ctx, next); err != nil {
 		return fmt.Errorf("update ServiceProxyRules %s: %w", want.Name, err)
 	}
@@ -87,15 +85,14 @@ func (r *Reconciler) end(ctx context.Context, key types.NamespacedName, stored *
 	return ctrl.Result{}, nil
 }
 
-// endConfirmed asks the API server whether a Service is gone or not eligible.
+// endConfirmed asks the API server whether a Service is deleted or not eligible.
 func (r *Reconciler) endConfirmed(ctx context.Context, key types.NamespacedName) (bool, error) {
 	if key.Namespace == "" { // stands for an object that no Service has
 		return true, nil
 	}
-	svc := &corev1.Service{}
-	exists, err := objects.Get(ctx, r.Live, key, svc)
+	svc, err := objects.Find[corev1.Service](ctx, r.Live, key)
 	if err != nil {
 		return false, fmt.Errorf("confirm that the Service has ended: %w", err)
 	}
-	return !exists || !render.Eligible(svc), nil
+	return svc == nil || !render.Eligible(svc), nil
 }

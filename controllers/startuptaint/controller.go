@@ -3,18 +3,18 @@ package startuptaint
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -22,10 +22,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
 // leaseRetry is how often the Lease of an agent is read whose report alone would be enough. The
@@ -35,16 +35,14 @@ const leaseRetry = 5 * time.Second
 // Reconciler removes the taint nodeproxy.io/agent-not-ready from Nodes whose agent serves pods. It
 // never adds it. Nodes without it cost nothing.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Live       client.Reader
-	Metrics    *metrics.Metrics
-	Namespace  string // of the agents' Leases
+	Client    client.Client // reads come from the cache
+	Live      client.Reader
+	Metrics   *metrics.Metrics
+	Namespace string // of the agents' Leases
 
-	mu sync.Mutex
-	// seen is what the Leases said when each Node was first seen with the taint. A new leader waits
-	// for one more renewal.
-	seen map[string]firstSight // guarded by mu; by the Node's name
+	// seen has the firstSight of each Node with the taint, by name. A new leader waits for one more
+	// renewal.
+	seen sync.Map
 }
 
 // firstSight is the state when a Node was first seen with the taint.
@@ -59,39 +57,33 @@ type firstSight struct {
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get,namespace=nodeproxy-system
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options) error {
-	return builder.ControllerManagedBy(mgr).
-		Named("startup-taint").
-		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(startupTaintConcerned())).
-		Watches(&v1alpha1.NodeProxyRules{}, handler.EnqueueRequestsFromMapFunc(r.taintedNode), builder.WithPredicates(reportChanged())).
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+func (r *Reconciler) Setup(s watches.Setup) error {
+	return s.Add("startup-taint", r,
+		watches.Watch{Object: &corev1.Node{}, Handler: &handler.EnqueueRequestForObject{}, When: []predicate.Predicate{startupTaintConcerned()}},
+		watches.Watch{
+			Object: &v1alpha1.NodeProxyRules{}, Handler: handler.EnqueueRequestsFromMapFunc(r.taintedNode), When: []predicate.Predicate{reportChanged()},
+		})
 }
 
 // startupTaintConcerned passes Nodes that have the taint or just lost it.
 func startupTaintConcerned() predicate.Predicate {
-	tainted := func(o client.Object) bool { return hasStartupTaint(o.(*corev1.Node)) }
-	return predicate.Funcs{
-		CreateFunc: func(e event.CreateEvent) bool { return tainted(e.Object) },
-		UpdateFunc: func(e event.UpdateEvent) bool {
-			before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
-			return before.UID != after.UID && tainted(after) ||
-				!equality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) && (tainted(before) || tainted(after))
-		},
-		DeleteFunc: func(e event.DeleteEvent) bool { return tainted(e.Object) },
+	concerned := predicate.NewPredicateFuncs(func(o client.Object) bool { return hasStartupTaint(o.(*corev1.Node)) })
+	concerned.UpdateFunc = func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
+		return before.UID != after.UID && hasStartupTaint(after) ||
+			!equality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) && (hasStartupTaint(before) || hasStartupTaint(after))
 	}
+	return concerned
 }
 
 // reportChanged passes changes that may make a node ready.
 func reportChanged() predicate.Predicate {
-	return predicate.Funcs{
-		UpdateFunc: func(e event.UpdateEvent) bool {
-			before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules), e.ObjectNew.(*v1alpha1.NodeProxyRules)
-			return !equality.Semantic.DeepEqual(before.Status.Conditions, after.Status.Conditions) ||
-				!equality.Semantic.DeepEqual(before.Status.Agent, after.Status.Agent)
-		},
-		DeleteFunc: func(event.DeleteEvent) bool { return false },
-	}
+	changed := watches.Updated(func(before, after *v1alpha1.NodeProxyRules) bool {
+		return !equality.Semantic.DeepEqual(before.Status.Conditions, after.Status.Conditions) ||
+			!equality.Semantic.DeepEqual(before.Status.Agent, after.Status.Agent)
+	})
+	changed.DeleteFunc = func(event.DeleteEvent) bool { return false }
+	return changed
 }
 
 // taintedNode returns the Node of rules if it has the taint.
@@ -112,10 +104,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	if !found || !hasStartupTaint(node) {
-		r.forget(req.Name)
+		r.seen.Delete(req.Name)
 		return ctrl.Result{}, nil
 	}
-	before, known := r.recall(node)
+	seen, _ := r.seen.Load(node.Name)
+	first, known := seen.(firstSight)
+	known = known && first.uid == node.UID
 	reported, err := objects.Get(ctx, r.Client, req.NamespacedName, rules)
 	if err != nil || known && !(reported && servesPods(rules)) {
 		return ctrl.Result{}, err // a report will trigger this again
@@ -125,12 +119,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	if !known {
-		before = r.note(node, lease)
+		first = r.note(node, lease)
 	}
 	switch {
 	case !reported || !servesPods(rules):
 		return ctrl.Result{}, nil
-	case !renewedSince(before, lease) || !sameRun(rules, lease):
+	case !renewedSince(first.renewed, lease) || !sameRun(rules, lease):
 		return ctrl.Result{RequeueAfter: leaseRetry}, nil
 	default:
 		return r.untaint(ctx, node)
@@ -150,36 +144,57 @@ func (r *Reconciler) untaint(ctx context.Context, node *corev1.Node) (ctrl.Resul
 	return ctrl.Result{}, nil
 }
 
-// lease reads the Lease of a node's agent, nil if there is none.
 func (r *Reconciler) lease(ctx context.Context, node string) (*coordinationv1.Lease, error) {
 	return objects.Find[coordinationv1.Lease](ctx, r.Live, client.ObjectKey{Namespace: r.Namespace, Name: v1alpha1.AgentLeaseName(node)})
 }
 
-// recall returns what the Lease said when this Node was first seen.
-func (r *Reconciler) recall(node *corev1.Node) (metav1.MicroTime, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	first, known := r.seen[node.Name]
-	return first.renewed, known && first.uid == node.UID
-}
-
-// note records what the Lease, nil if there is none, says at first sight.
-func (r *Reconciler) note(node *corev1.Node, lease *coordinationv1.Lease) metav1.MicroTime {
+// note records when the Lease, nil if there is none, has been renewed at first sight.
+func (r *Reconciler) note(node *corev1.Node, lease *coordinationv1.Lease) firstSight {
 	first := firstSight{uid: node.UID}
 	if lease != nil && lease.Spec.RenewTime != nil {
 		first.renewed = *lease.Spec.RenewTime
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.seen == nil {
-		r.seen = map[string]firstSight{}
-	}
-	r.seen[node.Name] = first
-	return first.renewed
+	r.seen.Store(node.Name, first)
+	return first
 }
 
-func (r *Reconciler) forget(node string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.seen, node)
+// hasStartupTaint reports whether a Node still repels pods until its Services are served.
+func hasStartupTaint(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, isStartupTaint)
+}
+
+// isStartupTaint compares the key: users who set the taint choose value and effect.
+func isStartupTaint(t corev1.Taint) bool { return t.Key == v1alpha1.TaintAgentNotReady }
+
+func withoutStartupTaint(taints []corev1.Taint) []corev1.Taint {
+	return slices.DeleteFunc(slices.Clone(taints), isStartupTaint)
+}
+
+// servesPods reports whether, by the last report of a node, pods on it reach Services: the agent
+// has applied or compared its desired rules, or another proxy is active there. The readiness of the
+// agent's pod has the same criteria.
+func servesPods(rules *v1alpha1.NodeProxyRules) bool {
+	if !meta.IsStatusConditionTrue(rules.Status.Conditions, v1alpha1.ConditionAccepted) {
+		return false
+	}
+	programmed := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
+	return programmed != nil && (programmed.Status == metav1.ConditionTrue ||
+		programmed.Reason == v1alpha1.ReasonAuditDiffers || programmed.Reason == v1alpha1.ReasonConflictingProxy)
+}
+
+// sameRun reports whether the agent that renews the Lease has written the report. A report outlives
+// its writer, and rules outlive their Node, so a recreated Node has the report of its former life.
+func sameRun(rules *v1alpha1.NodeProxyRules, lease *coordinationv1.Lease) bool {
+	if rules.Status.Agent == nil {
+		return false
+	}
+	started := lease.Spec.AcquireTime
+	return started == nil || // an agent that does not report it
+		started.Truncate(time.Second).Equal(rules.Status.Agent.StartTime.Time)
+}
+
+// renewedSince reports whether the agent has renewed its Lease since before, which is zero if there
+// was none.
+func renewedSince(before metav1.MicroTime, lease *coordinationv1.Lease) bool {
+	return lease != nil && lease.Spec.RenewTime != nil && !lease.Spec.RenewTime.IsZero() && !lease.Spec.RenewTime.Equal(&before)
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // What is wrong with how the agents are run comes before what follows from it,
-// and after what keeps it from being mended.
+// and after what prevents its repair.
 func TestWithTroubles(t *testing.T) {
 	condition := func(status metav1.ConditionStatus, reason string) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: "of the nodes"}
@@ -35,7 +35,7 @@ func TestWithTroubles(t *testing.T) {
 		"failing":                           {well, findings.Finding{}, agents(v1alpha1.ReasonAgentPodsFailing), "False AgentPodsFailing of the agents"},
 		"failing, and what follows":         {bad, findings.Finding{}, agents(v1alpha1.ReasonAgentPodsFailing), "False AgentPodsFailing of the agents"},
 		"no image":                          {bad, findings.Finding{}, agents(v1alpha1.ReasonNoAgentImage), "False NoAgentImage of the agents"},
-		"refused":                           {bad, findings.Finding{}, agents(v1alpha1.ReasonDaemonSetDenied), "False DaemonSetDenied of the agents"},
+		"denied":                            {bad, findings.Finding{}, agents(v1alpha1.ReasonDaemonSetDenied), "False DaemonSetDenied of the agents"},
 		"no API server":                     {well, unreachable, nil, "False APIServerUnreachable of the API servers"},
 		"no API server and failing":         {bad, unreachable, agents(v1alpha1.ReasonAgentPodsFailing), "False APIServerUnreachable of the API servers"},
 		"invalid settings, and all at once": {invalid, unreachable, agents(v1alpha1.ReasonAgentPodsFailing), "False InvalidSettings of the nodes"},

@@ -1,6 +1,7 @@
 package summary
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -9,20 +10,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/findings"
-	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodealerts"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
@@ -39,16 +37,15 @@ const statusInterval = time.Second
 // Reconciler writes the status of NodeProxy: the inventory, rejected Services, and what the nodes
 // report. It runs once at a time; the cache is synced before it starts.
 type Reconciler struct {
-	Leadership leader.Leadership
-	Client     client.Client // reads come from the cache
-	Clock      clock.PassiveClock
-	Metrics    *metrics.Metrics
-	Services   services
-	Liveness   lagging
-	Findings   *findings.Findings
-	Events     recorder
-	Version    string
-	Namespace  string // of the agents' DaemonSet
+	Client    client.Client // reads come from the cache
+	Clock     clock.PassiveClock
+	Metrics   *metrics.Metrics
+	Services  services
+	Liveness  lagging
+	Findings  *findings.Findings
+	Events    recorder
+	Version   string
+	Namespace string // of the agents' DaemonSet
 
 	lastPass time.Time
 	// unsettled are the Services of which it is not known yet in this term whether they are
@@ -73,7 +70,6 @@ type services interface {
 // lagging counts the nodes that lag behind; false: not known yet.
 type lagging interface{ Lagging() (int32, bool) }
 
-// recorder writes events.
 type recorder interface {
 	Transition(np *v1alpha1.NodeProxy, what events.Kind, note string)
 	TransitionOfNode(rules *v1alpha1.NodeProxyRules, what events.Kind, note string)
@@ -87,20 +83,15 @@ type recorder interface {
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch,namespace=nodeproxy-system
 
 // Setup adds the reconciler to a manager.
-func (r *Reconciler) Setup(mgr ctrl.Manager, o controller.Options, wake <-chan event.GenericEvent) error {
-	only := watches.OnlyNodeProxy()
-	return builder.ControllerManagedBy(mgr).
-		Named("nodeproxy").
-		Watches(&v1alpha1.NodeProxy{}, only).
-		Watches(&v1alpha1.NodeProxyRules{}, only).
-		Watches(&v1alpha1.NodeProxyRules{}, nodealerts.Handler(r.Leadership, r.Events)).
-		Watches(&v1alpha1.ServiceProxyRules{}, only, builder.WithPredicates(watches.ComesOrGoes())).
-		Watches(&corev1.Service{}, only, builder.WithPredicates(eligibilityChanged())).
-		Watches(&appsv1.DaemonSet{}, only).
-		Watches(&corev1.Pod{}, only).
-		WatchesRawSource(source.Channel(wake, only)).
-		WithOptions(o).
-		Complete(leader.Guard(r.Leadership, r))
+func (r *Reconciler) Setup(s watches.Setup) error {
+	return s.Add("nodeproxy", r,
+		watches.On(&v1alpha1.NodeProxy{}),
+		watches.On(&v1alpha1.NodeProxyRules{}),
+		watches.Watch{Object: &v1alpha1.NodeProxyRules{}, Handler: nodealerts.Handler(s.Leadership, r.Events)},
+		watches.On(&v1alpha1.ServiceProxyRules{}, watches.ComesOrGoes()),
+		watches.On(&corev1.Service{}, eligibilityChanged()),
+		watches.On(&appsv1.DaemonSet{}),
+		watches.On(&corev1.Pod{}))
 }
 
 // eligibilityChanged passes changes that may affect the inventory.
@@ -196,7 +187,6 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	return status, next, nil
 }
 
-// eligibleServices returns every eligible Service.
 func (r *Reconciler) eligibleServices(ctx context.Context) (map[types.NamespacedName]bool, error) {
 	var list corev1.ServiceList
 	if err := r.Client.List(ctx, &list); err != nil {
@@ -238,8 +228,8 @@ func (r *Reconciler) inventory(ctx context.Context, eligible map[types.Namespace
 	return &inventory, nil
 }
 
-// allSettled reports whether every Service that existed at the beginning of the term is known to be
-// rejected or not, or is gone.
+// allSettled reports whether every Service that existed when the term began is known to be rejected
+// or not, or is gone.
 func (r *Reconciler) allSettled(eligible map[types.NamespacedName]bool) bool {
 	if term := r.Services.CurrentTerm(); r.unsettled == nil || r.term != term {
 		r.term = term
@@ -254,4 +244,43 @@ func (r *Reconciler) allSettled(eligible map[types.NamespacedName]bool) bool {
 		}
 	}
 	return len(r.unsettled) == 0
+}
+
+// agentsDeployed returns the condition AgentsDeployed, nil if the controller does not run the
+// agents. next is when it may change with time alone; 0: it cannot.
+func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy) (condition *metav1.Condition, next time.Duration, err error) {
+	if !agentdeploy.Managed(np) {
+		return nil, 0, nil
+	}
+	found := r.Findings.Of(findings.AboutDaemonSet, &np.Status, v1alpha1.ConditionAgentsDeployed,
+		v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetDenied)
+	if found.Reason != "" {
+		return new(reports.False(v1alpha1.ConditionAgentsDeployed, found.Reason, found.Message)), 0, nil
+	}
+	daemonSet, err := objects.Find[appsv1.DaemonSet](ctx, r.Client, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.Name})
+	if err != nil {
+		return nil, 0, err
+	}
+	var pods corev1.PodList // of the cache, which has those of the agents alone
+	if err := r.Client.List(ctx, &pods, client.InNamespace(r.Namespace)); err != nil {
+		return nil, 0, fmt.Errorf("list the agents' pods: %w", err)
+	}
+	state := agentdeploy.Assess(daemonSet, pods.Items, r.Clock.Now())
+	return &state.Condition, state.Next, nil
+}
+
+// recordTransition writes an event if the state of a rollout of NodeProxy's own settings changes.
+func (r *Reconciler) recordTransition(before, after *v1alpha1.NodeProxy) {
+	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
+	if what, worth := transitionOfNodeProxy(was.Reason, is.Reason); worth {
+		r.Events.Transition(before, what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "all nodes are programmed")))
+	}
+}
+
+// recordDetectLocal writes an event when the warning appears.
+func (r *Reconciler) recordDetectLocal(before, after *v1alpha1.NodeProxy) {
+	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
+	if is.Message == detectLocalNotSet && was.Message != detectLocalNotSet {
+		r.Events.WarnNodeProxy(before, eventDetectLocalNotSet, actionConfigure, is.Message)
+	}
 }

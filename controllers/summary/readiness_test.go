@@ -74,13 +74,13 @@ func TestSummary(t *testing.T) {
 		invalid error
 		want    string
 	}{
-		"several":  {rules: all, want: "False NodesNotProgrammed b: Pending (and 2 more)"},
-		"stale":    {rules: []v1alpha1.NodeProxyRules{all[0], all[4], absentee}, want: "False NodesNotProgrammed c: no heartbeat for 1m30s (and 1 more)"},
-		"never":    {rules: []v1alpha1.NodeProxyRules{never}, want: "False NodesNotProgrammed f: no agent has ever reported; is nodeproxy-agent running there?"},
-		"silent":   {rules: all[4:5], want: "False NodesNotProgrammed e: no report of its agent yet; is nodeproxy-agent running there?"},
+		"several":  {rules: all, want: "False NodesNotProgrammed Node b: Pending (and 2 more)."},
+		"stale":    {rules: []v1alpha1.NodeProxyRules{all[0], all[4], absentee}, want: "False NodesNotProgrammed Node c: no heartbeat for 1m30s (and 1 more). Check that nodeproxy-agent runs there."},
+		"never":    {rules: []v1alpha1.NodeProxyRules{never}, want: "False NodesNotProgrammed Node f: no agent has ever reported. Check that nodeproxy-agent runs there."},
+		"silent":   {rules: all[4:5], want: "False NodesNotProgrammed Node e: no report from its agent yet. Check that nodeproxy-agent runs there."},
 		"all well": {rules: []v1alpha1.NodeProxyRules{all[2], all[3], absentee}, want: "True AllProgrammed "},
 		"no nodes": {want: "False NoNodes There is no Linux Node."},
-		"invalid":  {rules: all, invalid: errors.New("spec.settings.mode: wrong"), want: "False InvalidSettings Nodes keep their settings because those of NodeProxy are not valid: spec.settings.mode: wrong"},
+		"invalid":  {rules: all, invalid: errors.New("spec.settings.mode: wrong"), want: "False InvalidSettings Nodes retain their settings because those of NodeProxy are invalid. Correct spec.settings.mode: wrong."},
 	} {
 		got, _ := readiness(c.rules, countNodes(c.rules), c.invalid, now)
 		if text := fmt.Sprintf("%s %s %s", got.Status, got.Reason, got.Message); text != c.want {

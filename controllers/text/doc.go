@@ -1,3 +1,2 @@
-// Package text holds the limits of messages in status and events, and what shortens a message to
-// them.
+// Package text limits messages in status and events, and formats their parts.
 package text

@@ -12,7 +12,7 @@ const (
 	MaxEventNote     = 1000 // bytes; the API accepts 1024
 	MaxStatusMessage = 1024 // bytes
 	// MaxExamples is how many nodes or Services the status of a policy names, and MaxExampleMessage
-	// the bytes of the message of each: ten of them stay readable.
+	// the bytes of the message of each.
 	MaxExamples       = 10
 	MaxExampleMessage = 400
 )
@@ -30,6 +30,9 @@ func Truncate(s string, bytes int) string {
 	return strings.ToValidUTF8(s[:cut], "") + mark
 }
 
+// Sentence ends a text, which may quote another program, with one full stop.
+func Sentence(s string) string { return strings.TrimSuffix(s, ".") + "." }
+
 // FirstNames lists names, and counts those beyond the first few.
 func FirstNames(names []string, most int) string {
 	if more := len(names) - most; more > 0 {
@@ -46,7 +49,7 @@ func Count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// WinsBy says why a policy of one priority wins over one of another.
+// WinsBy returns the reason why a policy of one priority wins over one of another.
 func WinsBy(priority, loser int32) string {
 	text := fmt.Sprintf("priority %d", priority)
 	if priority == loser {
@@ -58,13 +61,12 @@ func WinsBy(priority, loser int32) string {
 // First lists the first three, and counts the others.
 func First[T any](all []T, text func(T) string) string {
 	const named = 3
-	texts := make([]string, 0, named+1)
-	for i, one := range all {
-		if i == named {
-			texts = append(texts, fmt.Sprintf("and %d more", len(all)-named))
-			break
-		}
+	var texts []string
+	for _, one := range all[:min(len(all), named)] {
 		texts = append(texts, text(one))
+	}
+	if more := len(all) - named; more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(texts, "; ")
 }

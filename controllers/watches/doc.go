@@ -1,2 +1,2 @@
-// Package watches holds the event predicates and handlers that several controllers share.
+// Package watches has the event predicates and handlers that several controllers share.
 package watches

@@ -36,12 +36,7 @@ type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // SpecChanged passes the creation of NodeProxy, changes of its spec, and the end of a removal.
 func SpecChanged() predicate.Predicate {
-	return predicate.Funcs{
-		UpdateFunc: func(e event.UpdateEvent) bool {
-			return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration()
-		},
-		DeleteFunc: removalEnded,
-	}
+	return predicate.Funcs{UpdateFunc: predicate.GenerationChangedPredicate{}.Update, DeleteFunc: removalEnded}
 }
 
 // OnCreate passes the creation of NodeProxy, and the end of a removal.
@@ -54,8 +49,8 @@ func OnCreate() predicate.Predicate {
 	}
 }
 
-// removalEnded reports whether a removal of NodeProxy has ended. If it was cut short, rendered objects
-// still exist, and they lack what has changed meanwhile.
+// removalEnded reports whether a removal of NodeProxy has ended. If it was interrupted, rendered
+// objects still exist, and lack what has changed meanwhile.
 func removalEnded(e event.DeleteEvent) bool {
 	return objects.BeingRemoved(e.Object.(*v1alpha1.NodeProxy))
 }

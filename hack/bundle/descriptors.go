@@ -12,7 +12,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
 
-// What the console shows fields as, in forms and lists.
+// How the console shows fields in forms and lists.
 const (
 	asConditions = "urn:alm:descriptor:io.kubernetes.conditions"
 	asUI         = "urn:alm:descriptor:com.tectonic.ui:"
@@ -20,7 +20,7 @@ const (
 
 // describer collects descriptors of fields.
 type describer struct {
-	inputs bool // fields are asked for in forms
+	inputs bool // forms ask for the fields
 	out    []any
 	errs   []error
 }
@@ -53,7 +53,7 @@ func (d *describer) fields(schema *apiextensionsv1.JSONSchemaProps, prefix strin
 	}
 }
 
-// shownAs says how the console shows a field.
+// shownAs is how the console shows a field.
 func (d *describer) shownAs(path string, props *apiextensionsv1.JSONSchemaProps) []any {
 	if !d.inputs {
 		if path == "conditions" {
@@ -82,8 +82,7 @@ func (d *describer) shownAs(path string, props *apiextensionsv1.JSONSchemaProps)
 	return nil
 }
 
-// spelling has the words that are written otherwise than their letters in a
-// field's name say.
+// spelling has words whose title differs from their spelling in field names.
 var spelling = map[string]string{
 	"api": "API", "arp": "ARP", "cidr": "CIDR", "cidrs": "CIDRs", "dir": "Directory", "fin": "FIN",
 	"ip": "IP", "ips": "IPs", "ipvs": "IPVS", "max": "Maximum", "min": "Minimum", "tcp": "TCP", "udp": "UDP",

@@ -14,13 +14,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// packageName is what catalogs know nodeproxy by.
+// packageName is nodeproxy's name in catalogs.
 const packageName = "nodeproxy"
 
 // header begins every file.
 const header = "# Written by make bundle; a change by hand is lost.\n"
 
-// input is what a bundle is made from.
+// input is the source of a bundle.
 type input struct {
 	objects, examples []*unstructured.Unstructured
 	icon, scorecard   []byte
@@ -61,7 +61,7 @@ func generate(in input) (map[string][]byte, error) {
 	}
 	for _, o := range sorted.beside {
 		o = o.DeepCopy()
-		o.SetNamespace("") // the operator's own, whatever it is
+		o.SetNamespace("") // the operator's own
 		put(fmt.Sprintf("bundle/manifests/%s_%s.yaml", o.GetName(), strings.ToLower(o.GetKind())), o.Object)
 	}
 	return out, errors.Join(errs...)
@@ -97,7 +97,7 @@ func isRelease(text string) bool {
 	return err == nil && v.BuildMetadata() == "" && v.String() == text
 }
 
-// annotations say what is in a bundle: in its metadata, and as labels of its image.
+// annotations describe a bundle, in its metadata and as labels of its image.
 func annotations(channel string) map[string]string {
 	const bundle, test = "operators.operatorframework.io.bundle.", "operators.operatorframework.io.test."
 	return map[string]string{
@@ -112,7 +112,7 @@ func annotations(channel string) map[string]string {
 	}
 }
 
-// dockerfile makes the bundle's image, which is of data alone.
+// dockerfile returns the Dockerfile of the bundle's image, which only has data.
 func dockerfile(channel string) []byte {
 	var out bytes.Buffer
 	out.WriteString(header + "FROM scratch\n\n")

@@ -1,6 +1,6 @@
 // Command bundle writes the OLM bundle: the directory bundle and bundle.Dockerfile.
-// It reads the objects that config/manifests consists of from standard input, as
-// kustomize builds them. make bundle runs it.
+// It reads the objects of config/manifests, built by kustomize, from standard input.
+// make bundle runs it.
 package main
 
 import (
@@ -24,13 +24,13 @@ type options struct {
 
 func main() {
 	o := options{}
-	flag.StringVar(&o.out, "out", ".", "the `directory` that bundle and bundle.Dockerfile are written to")
-	flag.StringVar(&o.icon, "icon", "", "the icon, a `file` of SVG")
-	flag.StringVar(&o.scorecard, "scorecard", "", "what scorecard runs, a `file`")
-	flag.Var(&o.examples, "example", "a `file` with an example of a kind that people write; may be given several times")
+	flag.StringVar(&o.out, "out", ".", "the output `directory` of bundle and bundle.Dockerfile")
+	flag.StringVar(&o.icon, "icon", "", "the icon, an SVG `file`")
+	flag.StringVar(&o.scorecard, "scorecard", "", "the configuration `file` of scorecard")
+	flag.Var(&o.examples, "example", "a `file` with an example of a user-written kind; may be repeated")
 	flag.StringVar(&o.release, "release", "", "the version, as in 0.1.0")
-	flag.StringVar(&o.replaces, "replaces", "", "the `version` that this one replaces; empty: the catalog says it")
-	flag.StringVar(&o.channel, "channel", "", "the `name` of the channel that the bundle is for")
+	flag.StringVar(&o.replaces, "replaces", "", "the replaced `version`; empty: the catalog has it")
+	flag.StringVar(&o.channel, "channel", "", "the `name` of the bundle's channel")
 	flag.StringVar(&o.controllerImage, "controller-image", "", "the `image` of the controller")
 	flag.StringVar(&o.agentImage, "agent-image", "", "the `image` of the agents")
 	flag.Parse()
@@ -40,7 +40,7 @@ func main() {
 	}
 }
 
-// files is a flag that may be given several times.
+// files is a flag that may be repeated.
 type files []string
 
 // String is the flag as text.
@@ -73,7 +73,7 @@ func run(o options, objects io.Reader) error {
 		return fmt.Errorf("read the icon: %w", err)
 	}
 	if in.scorecard, err = os.ReadFile(o.scorecard); err != nil {
-		return fmt.Errorf("read what scorecard runs: %w", err)
+		return fmt.Errorf("read the configuration of scorecard: %w", err)
 	}
 	out, err := generate(in)
 	if err != nil {
@@ -82,15 +82,15 @@ func run(o options, objects io.Reader) error {
 	return write(o.out, out)
 }
 
-// write writes files, and removes others from the directory bundle. If that directory is
-// not a bundle, it changes nothing.
+// write writes files, and removes others from the directory bundle, unless that directory is
+// not a bundle.
 func write(directory string, out map[string][]byte) error {
 	former := filepath.Join(directory, "bundle")
 	if err := isBundle(former); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(former); err != nil {
-		return fmt.Errorf("remove the former bundle: %w", err)
+		return fmt.Errorf("remove the old bundle: %w", err)
 	}
 	var errs []error
 	for name, text := range out {
@@ -100,16 +100,15 @@ func write(directory string, out map[string][]byte) error {
 	return errors.Join(errs...)
 }
 
-// isBundle returns an error where a directory holds something that is not of a bundle, as
-// one has that happens to have its name.
+// isBundle returns an error if a directory has anything that does not belong to a bundle.
 func isBundle(directory string) error {
 	entries, err := os.ReadDir(directory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("look at the former bundle: %w", err)
+		return fmt.Errorf("read the old bundle: %w", err)
 	}
 	for _, entry := range entries {
 		if !entry.IsDir() || !slices.Contains([]string{"manifests", "metadata", "tests"}, entry.Name()) {
-			return fmt.Errorf("%s is not a bundle, which would be replaced: it holds %s; write to another directory (BUNDLE_OUTPUT)", directory, entry.Name())
+			return fmt.Errorf("%s is not a bundle, because it has %s: write to another directory (BUNDLE_OUTPUT)", directory, entry.Name())
 		}
 	}
 	return nil

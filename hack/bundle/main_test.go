@@ -18,7 +18,7 @@ func TestWriteSparesOtherDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := write(directory, map[string][]byte{"bundle/manifests/new.yaml": nil, "bundle.Dockerfile": nil})
-	if err == nil || !strings.Contains(err.Error(), "is not a bundle, which would be replaced: it holds rules.go") {
+	if err == nil || !strings.Contains(err.Error(), "is not a bundle, because it has rules.go") {
 		t.Errorf("over another directory: %v", err)
 	}
 	if _, err := os.Stat(source); err != nil {

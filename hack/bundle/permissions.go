@@ -22,12 +22,12 @@ type binding struct {
 	RoleRef           rbacv1.RoleRef   `json:"roleRef"`
 }
 
-// rights are the permissions of service accounts: in the ClusterServiceVersion under
-// clusterPermissions and permissions.
+// rights are the permissions of service accounts: clusterPermissions and permissions of the
+// ClusterServiceVersion.
 type rights struct{ cluster, namespace []any }
 
-// rights follows bindings from roles to service accounts. Roles without a binding are
-// for users, and are shipped beside the ClusterServiceVersion.
+// rights follows bindings from roles to service accounts. Roles without a binding are for
+// users; the bundle has them beside the ClusterServiceVersion.
 func (s *objects) rights() (*rights, error) {
 	var errs []error
 	bound := map[roleKey]bool{}
@@ -71,14 +71,14 @@ func (s *objects) rights() (*rights, error) {
 	return &rights{cluster: permissions(cluster), namespace: permissions(namespace)}, errors.Join(errs...)
 }
 
-// rulesOf are the rules of a role, as they are written.
+// rulesOf returns the rules of a role as written.
 func (s *objects) rulesOf(key roleKey) ([]any, error) {
 	role := s.roles[key]
 	if role == nil {
-		return nil, fmt.Errorf("binds %s %s, which is not here", key.kind, key.name)
+		return nil, fmt.Errorf("binds %s %s, which does not exist", key.kind, key.name)
 	}
 	if _, found := role.Object["aggregationRule"]; found {
-		return nil, fmt.Errorf("binds ClusterRole %s, which gathers others: a ClusterServiceVersion holds rules only", key.name)
+		return nil, fmt.Errorf("binds ClusterRole %s, which aggregates others: a ClusterServiceVersion can only have rules", key.name)
 	}
 	rules, found, err := unstructured.NestedSlice(role.Object, "rules")
 	if err != nil || !found {

@@ -12,15 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// beside are the kinds that the bundle has beside the ClusterServiceVersion: of those
-// that OLM accepts, the ones that nodeproxy uses.
+// beside are the kinds that the bundle has beside the ClusterServiceVersion: those that
+// nodeproxy uses and OLM accepts.
 var beside = map[string]bool{
 	"ClusterRole.rbac.authorization.k8s.io": true,
 	"PodDisruptionBudget.policy":            true,
 }
 
-// keptByController are the kinds that are not in the bundle, because the controller
-// maintains such objects if it has the flag keepFlag.
+// keptByController are the kinds that are not in the bundle, because with keepFlag the
+// controller maintains these objects.
 var keptByController = map[string]bool{
 	"ValidatingAdmissionPolicy.admissionregistration.k8s.io":        true,
 	"ValidatingAdmissionPolicyBinding.admissionregistration.k8s.io": true,
@@ -28,22 +28,22 @@ var keptByController = map[string]bool{
 
 const keepFlag = "--manage-cluster-objects"
 
-// objects are those of config/manifests, by what becomes of them.
+// objects are the objects of config/manifests by their place in the bundle.
 type objects struct {
 	version     *unstructured.Unstructured // the ClusterServiceVersion
 	namespace   *unstructured.Unstructured
 	deployments []*unstructured.Unstructured
 	crds        []*crd
 	beside      []*unstructured.Unstructured
-	kept        []string // names of those that the controller maintains
+	kept        []string // names of objects that the controller maintains
 
-	// Permissions are in the ClusterServiceVersion, by the account that has them.
+	// Permissions are in the ClusterServiceVersion, by account.
 	roles    map[roleKey]*unstructured.Unstructured
 	bindings []binding
 	accounts []string
 }
 
-// crd is a CustomResourceDefinition, and what was read of it.
+// crd is a CustomResourceDefinition, also decoded.
 type crd struct {
 	*unstructured.Unstructured
 	read apiextensionsv1.CustomResourceDefinition
@@ -62,13 +62,13 @@ func read(from io.Reader) ([]*unstructured.Unstructured, error) {
 		if err != nil {
 			return nil, fmt.Errorf("object %d: %w", len(out)+1, err)
 		}
-		if len(o.Object) > 0 { // nothing but comments
+		if len(o.Object) > 0 { // not only comments
 			out = append(out, o)
 		}
 	}
 }
 
-// name is how errors name an object.
+// name identifies an object in errors.
 func name(o *unstructured.Unstructured) string { return o.GetKind() + " " + o.GetName() }
 
 // kindOf is the kind with its group.
@@ -76,7 +76,7 @@ func kindOf(o *unstructured.Unstructured) string {
 	return o.GetKind() + "." + o.GroupVersionKind().Group
 }
 
-// sort says what becomes of objects. The error joins all that is wrong.
+// sort puts objects into their place. The error joins all problems.
 func sort(all []*unstructured.Unstructured) (*objects, error) {
 	out := &objects{roles: map[roleKey]*unstructured.Unstructured{}}
 	var errs []error
@@ -89,17 +89,17 @@ func sort(all []*unstructured.Unstructured) (*objects, error) {
 		errs = append(errs, errors.New("there is no ClusterServiceVersion"))
 	}
 	if out.namespace == nil {
-		errs = append(errs, errors.New("there is no Namespace, so it is not known which one to suggest"))
+		errs = append(errs, errors.New("there is no Namespace to suggest"))
 	}
 	if len(out.deployments) == 0 {
-		errs = append(errs, errors.New("there is no Deployment, so there is nothing that OLM could run"))
+		errs = append(errs, errors.New("there is no Deployment for OLM to run"))
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
 	for _, o := range all {
 		if o.GetNamespace() != "" && o.GetNamespace() != out.namespace.GetName() {
-			errs = append(errs, fmt.Errorf("%s is in namespace %s: OLM makes objects in the operator's own namespace only, which is %s here",
+			errs = append(errs, fmt.Errorf("%s is in namespace %s: OLM creates objects only in the operator's own namespace, here %s",
 				name(o), o.GetNamespace(), out.namespace.GetName()))
 		}
 	}
@@ -110,11 +110,11 @@ func (s *objects) take(o *unstructured.Unstructured) error {
 	switch kind := kindOf(o); kind {
 	case "ClusterServiceVersion.operators.coreos.com":
 		return one(&s.version, o)
-	case "Namespace.": // people make it, as the ClusterServiceVersion suggests
+	case "Namespace.": // users create it, as the ClusterServiceVersion suggests
 		return one(&s.namespace, o)
 	case "Deployment.apps":
 		if len(o.GetAnnotations()) > 0 {
-			return errors.New("has annotations of its own, which a ClusterServiceVersion has no place for")
+			return errors.New("has annotations, which a ClusterServiceVersion cannot have")
 		}
 		s.deployments = append(s.deployments, o)
 	case "CustomResourceDefinition.apiextensions.k8s.io":
@@ -140,7 +140,7 @@ func (s *objects) take(o *unstructured.Unstructured) error {
 		case keptByController[kind]:
 			s.kept = append(s.kept, name(o))
 		default:
-			return fmt.Errorf("%s cannot be in a bundle, or hack/bundle does not know what becomes of it there", kind)
+			return fmt.Errorf("%s cannot be in a bundle, or hack/bundle does not support it", kind)
 		}
 	}
 	return nil

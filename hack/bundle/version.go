@@ -18,16 +18,16 @@ const versionFile = "config/manifests/clusterserviceversion.yaml"
 // agentImageVariable gives the controller the agents' image.
 const agentImageVariable = "RELATED_IMAGE_AGENT"
 
-// version is what a release says of itself.
+// version describes a release.
 type version struct {
 	release, replaces, channel  string
 	controllerImage, agentImage string
 }
 
-// csvName is what OLM knows a version by.
+// csvName is OLM's name of a version.
 func csvName(release string) string { return packageName + ".v" + release }
 
-// clusterServiceVersion completes what people have written.
+// clusterServiceVersion completes the hand-written part.
 func (s *objects) clusterServiceVersion(in input) (map[string]any, error) {
 	out := s.version.DeepCopy()
 	annotations := out.GetAnnotations()
@@ -49,7 +49,7 @@ func (s *objects) clusterServiceVersion(in input) (map[string]any, error) {
 		"containerImage": in.controllerImage,
 	} {
 		if _, found := annotations[key]; found {
-			errs = append(errs, fmt.Errorf("%s: hack/bundle writes the annotation %s: take it out", versionFile, key))
+			errs = append(errs, fmt.Errorf("%s: remove the annotation %s, which hack/bundle writes", versionFile, key))
 		}
 		text, isText := value.(string)
 		if !isText {
@@ -78,7 +78,7 @@ func (s *objects) clusterServiceVersion(in input) (map[string]any, error) {
 	}
 	for field, value := range spec {
 		if _, found, _ := unstructured.NestedFieldNoCopy(out.Object, "spec", field); found {
-			errs = append(errs, fmt.Errorf("%s: hack/bundle writes spec.%s: take it out", versionFile, field))
+			errs = append(errs, fmt.Errorf("%s: remove spec.%s, which hack/bundle writes", versionFile, field))
 		}
 		errs = append(errs, unstructured.SetNestedField(out.Object, value, "spec", field))
 	}
@@ -97,7 +97,7 @@ func (s *objects) install(v version) ([]any, error) {
 		containers, _, err := unstructured.NestedSlice(spec, "template", "spec", "containers")
 		errs = append(errs, err)
 		if len(s.deployments) != 1 || len(containers) != 1 {
-			errs = append(errs, fmt.Errorf("%s: one container of one Deployment was expected, and hack/bundle does not know the images of others", name(d)))
+			errs = append(errs, fmt.Errorf("%s: expected one Deployment with one container: hack/bundle does not know other images", name(d)))
 			continue
 		}
 		container, _ := containers[0].(map[string]any)
@@ -127,14 +127,13 @@ func (s *objects) install(v version) ([]any, error) {
 		out = append(out, map[string]any{"name": d.GetName(), "label": labels, "spec": spec})
 	}
 	if !told {
-		errs = append(errs, fmt.Errorf("the controller has no variable %s, so it would not know the agents' image", agentImageVariable))
+		errs = append(errs, fmt.Errorf("the controller lacks the variable %s with the agents' image", agentImageVariable))
 	}
 	return out, errors.Join(errs...)
 }
 
-// owned has an entry for each CRD, with what people have written of its kind, and
-// the names of the CRDs that people do not write objects of: those without an
-// example.
+// owned returns an entry for each CRD, with the hand-written description of its kind, and
+// the names of the CRDs that users do not write objects of: those without an example.
 func (s *objects) owned(examples []*unstructured.Unstructured) (out []any, internal []string, err error) {
 	written, _, err := unstructured.NestedSlice(s.version.Object, "spec", "customresourcedefinitions", "owned")
 	errs := []error{err}
@@ -148,7 +147,7 @@ func (s *objects) owned(examples []*unstructured.Unstructured) (out []any, inter
 		kind := c.read.Spec.Names.Kind
 		entry, found := byKind[kind]
 		if !found {
-			errs = append(errs, fmt.Errorf("%s: customresourcedefinitions.owned says nothing of %s", versionFile, kind))
+			errs = append(errs, fmt.Errorf("%s: customresourcedefinitions.owned lacks %s", versionFile, kind))
 			continue
 		}
 		delete(byKind, kind)
@@ -162,7 +161,7 @@ func (s *objects) owned(examples []*unstructured.Unstructured) (out []any, inter
 		out = append(out, entries...)
 	}
 	for kind := range byKind {
-		errs = append(errs, fmt.Errorf("%s: customresourcedefinitions.owned has %s, and there is no CRD of it", versionFile, kind))
+		errs = append(errs, fmt.Errorf("%s: customresourcedefinitions.owned has %s, which has no CRD", versionFile, kind))
 	}
 	slices.Sort(internal)
 	return out, internal, errors.Join(errs...)

@@ -16,8 +16,8 @@ type comparison struct {
 	found []string
 }
 
-// say adds a sentence about a field; "" is the whole.
-func (c *comparison) say(path, format string, args ...any) {
+// add reports a change of a field, or of the whole version with an empty path.
+func (c *comparison) add(path, format string, args ...any) {
 	where := c.where
 	if path != "" {
 		where += ", " + path
@@ -31,7 +31,7 @@ func compare(old, present map[string]*apiextensionsv1.CustomResourceDefinition) 
 	for _, name := range slices.Sorted(maps.Keys(old)) {
 		c := &comparison{where: name}
 		if present[name] == nil {
-			c.say("", "the CRD is gone, and all objects of the kind go with it")
+			c.add("", "the CRD was removed, which deletes all its objects")
 		} else {
 			c.crd(&old[name].Spec, &present[name].Spec)
 		}
@@ -50,15 +50,15 @@ func (c *comparison) crd(old, present *apiextensionsv1.CustomResourceDefinitionS
 		{"the scope", string(old.Scope), string(present.Scope)},
 	} {
 		if name.old != name.present {
-			c.say("", "%s was %s and is %s, so what names it finds it no more", name.what, name.old, name.present)
+			c.add("", "%s was %s and is %s, so references to it break", name.what, name.old, name.present)
 		}
 	}
 	for what, names := range map[string][2][]string{
 		"short name": {old.Names.ShortNames, present.Names.ShortNames},
 		"category":   {old.Names.Categories, present.Names.Categories},
 	} {
-		for _, name := range gone(names[0], names[1]) {
-			c.say("", "the %s %s is gone", what, name)
+		for _, name := range missing(names[0], names[1]) {
+			c.add("", "the %s %s was removed", what, name)
 		}
 	}
 	c.stored(old, present)
@@ -69,9 +69,9 @@ func (c *comparison) crd(old, present *apiextensionsv1.CustomResourceDefinitionS
 		c.where = all + " " + v.Name
 		switch {
 		case at < 0:
-			c.say("", "the version is gone, so objects that are stored in it cannot be read")
+			c.add("", "the version was removed, so objects stored in it cannot be read")
 		case v.Served && !present.Versions[at].Served:
-			c.say("", "the version is not served any more")
+			c.add("", "the version is no longer served")
 		default:
 			c.version(v, &present.Versions[at])
 		}
@@ -79,13 +79,13 @@ func (c *comparison) crd(old, present *apiextensionsv1.CustomResourceDefinitionS
 	c.where = all
 }
 
-// stored: how objects are read that the last release has written.
+// stored compares how objects that the last release has written are read.
 func (c *comparison) stored(old, present *apiextensionsv1.CustomResourceDefinitionSpec) {
 	if was, is := conversion(old), conversion(present); was != is {
-		c.say("", "the conversion between versions was %s and is %s, so objects of another version are read in another way, or not at all", was, is)
+		c.add("", "the conversion between versions was %s and is %s, so other versions are converted differently or not at all", was, is)
 	}
 	if was, is := storedVersion(old), storedVersion(present); version.CompareKubeAwareVersionStrings(is, was) < 0 {
-		c.say("", "objects were stored in the version %s and are in %s, which is the older one", was, is)
+		c.add("", "the storage version was %s and is %s, which is older", was, is)
 	}
 }
 
@@ -108,10 +108,10 @@ func storedVersion(of *apiextensionsv1.CustomResourceDefinitionSpec) string {
 func (c *comparison) version(old, present *apiextensionsv1.CustomResourceDefinitionVersion) {
 	if sub, now := old.Subresources, present.Subresources; sub != nil {
 		if sub.Status != nil && (now == nil || now.Status == nil) {
-			c.say("", "the subresource status is gone, so programs that write it fail")
+			c.add("", "the status subresource was removed, so programs that write it fail")
 		}
 		if sub.Scale != nil && (now == nil || !reflect.DeepEqual(sub.Scale, now.Scale)) {
-			c.say("", "the subresource scale is gone or another one")
+			c.add("", "the scale subresource was removed or changed")
 		}
 	}
 	for _, column := range old.AdditionalPrinterColumns {
@@ -121,27 +121,27 @@ func (c *comparison) version(old, present *apiextensionsv1.CustomResourceDefinit
 		at := slices.IndexFunc(present.AdditionalPrinterColumns, same)
 		switch {
 		case at < 0:
-			c.say("", "the column %s of kubectl get is gone, or shows something else", column.Name)
+			c.add("", "the kubectl get column %s was removed or changed", column.Name)
 		case column.Priority == 0 && present.AdditionalPrinterColumns[at].Priority > 0:
-			c.say("", "the column %s is shown by kubectl get -o wide only", column.Name)
+			c.add("", "the kubectl get column %s appears only with -o wide", column.Name)
 		}
 	}
 	for _, field := range old.SelectableFields {
 		if !slices.Contains(present.SelectableFields, field) {
-			c.say("", "objects cannot be selected by %s any more", field.JSONPath)
+			c.add("", "objects can no longer be selected by %s", field.JSONPath)
 		}
 	}
 	switch {
 	case old.Schema == nil || old.Schema.OpenAPIV3Schema == nil:
 	case present.Schema == nil || present.Schema.OpenAPIV3Schema == nil:
-		c.say("", "the schema is gone")
+		c.add("", "the schema was removed")
 	default:
 		c.schema("", old.Schema.OpenAPIV3Schema, present.Schema.OpenAPIV3Schema)
 	}
 }
 
-// gone returns what is in one list and not in another.
-func gone[T comparable](old, present []T) (out []T) {
+// missing returns what the first list has and the second lacks.
+func missing[T comparable](old, present []T) (out []T) {
 	for _, x := range old {
 		if !slices.Contains(present, x) {
 			out = append(out, x)

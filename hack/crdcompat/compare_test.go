@@ -38,7 +38,7 @@ spec:
             type: object
             required: [mode]
             x-kubernetes-validations:
-            - {rule: "self.mode != ''", message: must be said}
+            - {rule: "self.mode != ''", message: must be set}
             properties:
               mode: {type: string, description: What it does., enum: [A, B], default: A}
               number: {type: integer, minimum: 1, maximum: 10, multipleOf: 2}
@@ -78,7 +78,7 @@ func changed(t *testing.T, old, text string) string {
 	return strings.Replace(small, old, text, 1)
 }
 
-// change is one of a CRD, and what is said of it.
+// change is a change of a CRD, and what must be reported.
 type change struct{ name, old, text, want string }
 
 func incompatible() []change {
@@ -89,69 +89,69 @@ func incompatible() []change {
 		{"plural", "plural: things", "plural: thingies", "the plural was things"},
 		{"singular", "singular: thing,", "singular: one,", "the singular was thing"},
 		{"scope", "scope: Cluster", "scope: Namespaced", "the scope was Cluster and is Namespaced"},
-		{"short name", "shortNames: [th]", "shortNames: [ti]", "the short name th is gone"},
-		{"category", "categories: [all]", "categories: []", "the category all is gone"},
-		{"version", "  - {name: v2, served: true, storage: false, schema: {openAPIV3Schema: {type: object}}}\n", "", "things.example.com v2: the version is gone"},
+		{"short name", "shortNames: [th]", "shortNames: [ti]", "the short name th was removed"},
+		{"category", "categories: [all]", "categories: []", "the category all was removed"},
+		{"version", "  - {name: v2, served: true, storage: false, schema: {openAPIV3Schema: {type: object}}}\n", "", "things.example.com v2: the version was removed"},
 		{"conversion", "scope: Cluster", "scope: Cluster\n  conversion: {strategy: Webhook}", "things.example.com: the conversion between versions was None and is Webhook"},
 		{
 			"stored in an older version", "storage: false, schema: {openAPIV3Schema: {type: object, description: The first.}}}\n  - name: v1\n    served: true\n    storage: true",
-			"storage: true, schema: {openAPIV3Schema: {type: object, description: The first.}}}\n  - name: v1\n    served: true\n    storage: false", "objects were stored in the version v1 and are in v1beta1",
+			"storage: true, schema: {openAPIV3Schema: {type: object, description: The first.}}}\n  - name: v1\n    served: true\n    storage: false", "the storage version was v1 and is v1beta1",
 		},
 		{
 			"names", "        properties:\n          spec:\n", "        properties:\n          metadata: {type: object, properties: {name: {type: string, maxLength: 5}}}\n          spec:\n",
-			"v1, metadata.name: the greatest length is 5 now, and there was no such bound before",
+			"v1, metadata.name: the maximum length is now 5 (was unlimited)",
 		},
-		{"not served", "name: v2, served: true", "name: v2, served: false", "v2: the version is not served any more"},
-		{"no status", "status: {}, ", "", "v1: the subresource status is gone"},
-		{"no scale", "scale: {specReplicasPath: .spec.number, statusReplicasPath: .status.number}", "", "the subresource scale is gone"},
-		{"column", "name: Mode, jsonPath: .spec.mode", "name: Modes, jsonPath: .spec.mode", "the column Mode of kubectl get is gone"},
-		{"column in wide only", "name: Mode,", "name: Mode, priority: 1,", "the column Mode is shown by kubectl get -o wide only"},
-		{"column shows something else", "jsonPath: .spec.mode, type: string", "jsonPath: .spec.name, type: string", "the column Mode of kubectl get is gone"},
-		{"selectable field", "    selectableFields:\n    - jsonPath: .spec.mode\n", "", "objects cannot be selected by .spec.mode"},
-		{"no schema", "schema: {openAPIV3Schema: {type: object}}", "schema: {}", "v2: the schema is gone"},
-		{"field gone", "              free: {type: integer}\n", "", "things.example.com v1, spec.free: the field is gone"},
-		{"type", "free: {type: integer}", "free: {type: string}", "spec.free: its type was integer and is string"},
-		{"number or text", "x-kubernetes-int-or-string: true", "x-kubernetes-int-or-string: false", "spec.either: it takes a number or a text: true before, false now"},
-		{"null", "plain: {type: string, nullable: true}", "plain: {type: string}", "spec.plain: null is not allowed"},
-		{"unknown fields", "anything: {type: object, x-kubernetes-preserve-unknown-fields: true}", "anything: {type: object}", "spec.anything: fields that are not in the schema are dropped"},
-		{"whole object", "anything: {type: object, ", "anything: {type: object, x-kubernetes-embedded-resource: true, ", "spec.anything: it must be a whole object"},
-		{"default", "default: A", "default: B", `spec.mode: its default was "A" and is "B"`},
-		{"no default", "enum: [A, B], default: A", "enum: [A, B]", `spec.mode: its default was "A" and is none`},
-		{"new default", "free: {type: integer}", "free: {type: integer, default: 3}", "spec.free: its default was none and is 3"},
-		{"value gone", "enum: [A, B]", "enum: [A]", `spec.mode: the value "B" is not allowed any more`},
-		{"only some values", "free: {type: integer}", "free: {type: integer, enum: [1]}", "spec.free: only some values are allowed now"},
-		{"minimum", "minimum: 1", "minimum: 2", "spec.number: the least value is 2 now, and was 1"},
-		{"new minimum", "free: {type: integer}", "free: {type: integer, minimum: 0}", "spec.free: the least value is 0 now, and there was no such bound"},
-		{"maximum of a format", "format: int32", "format: int32, maximum: 2147483646", "spec.counted: the greatest value is 2.147483646e+09 now, and was 2.147483647e+09"},
-		{"minimum of a format", "format: int32", "format: int32, minimum: 0", "spec.counted: the least value is 0 now, and was -2.147483648e+09"},
-		{"maximum", "maximum: 10", "maximum: 9", "spec.number: the greatest value is 9 now, and was 10"},
-		{"exclusive minimum", "minimum: 1,", "minimum: 1, exclusiveMinimum: true,", "spec.number: the least value itself"},
-		{"exclusive maximum", "maximum: 10,", "maximum: 10, exclusiveMaximum: true,", "spec.number: the greatest value itself"},
+		{"not served", "name: v2, served: true", "name: v2, served: false", "v2: the version is no longer served"},
+		{"no status", "status: {}, ", "", "v1: the status subresource was removed"},
+		{"no scale", "scale: {specReplicasPath: .spec.number, statusReplicasPath: .status.number}", "", "the scale subresource was removed"},
+		{"column", "name: Mode, jsonPath: .spec.mode", "name: Modes, jsonPath: .spec.mode", "the kubectl get column Mode was removed or changed"},
+		{"column in wide only", "name: Mode,", "name: Mode, priority: 1,", "the kubectl get column Mode appears only with -o wide"},
+		{"column shows something else", "jsonPath: .spec.mode, type: string", "jsonPath: .spec.name, type: string", "the kubectl get column Mode was removed or changed"},
+		{"selectable field", "    selectableFields:\n    - jsonPath: .spec.mode\n", "", "objects can no longer be selected by .spec.mode"},
+		{"no schema", "schema: {openAPIV3Schema: {type: object}}", "schema: {}", "v2: the schema was removed"},
+		{"field gone", "              free: {type: integer}\n", "", "things.example.com v1, spec.free: the field was removed"},
+		{"type", "free: {type: integer}", "free: {type: string}", "spec.free: the type was integer and is string"},
+		{"number or text", "x-kubernetes-int-or-string: true", "x-kubernetes-int-or-string: false", "spec.either: x-kubernetes-int-or-string was true and is false"},
+		{"null", "plain: {type: string, nullable: true}", "plain: {type: string}", "spec.plain: null is no longer allowed"},
+		{"unknown fields", "anything: {type: object, x-kubernetes-preserve-unknown-fields: true}", "anything: {type: object}", "spec.anything: unknown fields are now dropped"},
+		{"whole object", "anything: {type: object, ", "anything: {type: object, x-kubernetes-embedded-resource: true, ", "spec.anything: it must now be a complete object"},
+		{"default", "default: A", "default: B", `spec.mode: the default was "A" and is "B"`},
+		{"no default", "enum: [A, B], default: A", "enum: [A, B]", `spec.mode: the default was "A" and is none`},
+		{"new default", "free: {type: integer}", "free: {type: integer, default: 3}", "spec.free: the default was none and is 3"},
+		{"value gone", "enum: [A, B]", "enum: [A]", `spec.mode: the value "B" is no longer allowed`},
+		{"only some values", "free: {type: integer}", "free: {type: integer, enum: [1]}", "spec.free: only some values are now allowed"},
+		{"minimum", "minimum: 1", "minimum: 2", "spec.number: the minimum value is now 2 (was 1)"},
+		{"new minimum", "free: {type: integer}", "free: {type: integer, minimum: 0}", "spec.free: the minimum value is now 0 (was unlimited)"},
+		{"maximum of a format", "format: int32", "format: int32, maximum: 2147483646", "spec.counted: the maximum value is now 2.147483646e+09 (was 2.147483647e+09)"},
+		{"minimum of a format", "format: int32", "format: int32, minimum: 0", "spec.counted: the minimum value is now 0 (was -2.147483648e+09)"},
+		{"maximum", "maximum: 10", "maximum: 9", "spec.number: the maximum value is now 9 (was 10)"},
+		{"exclusive minimum", "minimum: 1,", "minimum: 1, exclusiveMinimum: true,", "spec.number: the minimum itself"},
+		{"exclusive maximum", "maximum: 10,", "maximum: 10, exclusiveMaximum: true,", "spec.number: the maximum itself"},
 		{"multiples", "multipleOf: 2", "multipleOf: 3", "spec.number: only multiples of 3"},
-		{"least length", "minLength: 1", "minLength: 2", "spec.name: the least length is 2 now"},
-		{"greatest length", "maxLength: 10", "maxLength: 9", "spec.name: the greatest length is 9 now"},
-		{"pattern", "pattern: '^a'", "pattern: '^b'", `spec.name: the pattern "^b" was not there before`},
-		{"format", "format: date-time", "format: date", "spec.name: the format date was not there"},
-		{"least items", "minItems: 1", "minItems: 2", "spec.list: the least number of items is 2"},
-		{"most items", "maxItems: 4", "maxItems: 3", "spec.list: the greatest number of items is 3"},
-		{"unique items", "maxItems: 4", "maxItems: 4\n                uniqueItems: true", "spec.list: an item may be there only once"},
-		{"list type", "x-kubernetes-list-type: map", "x-kubernetes-list-type: atomic", "spec.list: the type of list was map and is atomic"},
-		{"list keys", "list-map-keys: [key]", "list-map-keys: [key, other]", "spec.list: the keys of the list"},
-		{"items", "key: {type: string, maxLength: 5}", "key: {type: string, maxLength: 4}", "spec.list[].key: the greatest length is 4"},
-		{"new items", "loose: {type: array}", "loose: {type: array, items: {type: string}}", "spec.loose: its items have a schema now"},
-		{"map type", "x-kubernetes-map-type: atomic", "x-kubernetes-map-type: granular", "spec.labels: the type of map was atomic"},
-		{"least entries", "minProperties: 1", "minProperties: 2", "spec.labels: the least number of entries is 2"},
-		{"most entries", "maxProperties: 3", "maxProperties: 2", "spec.labels: the greatest number of entries is 2"},
-		{"values of a map", "additionalProperties: {type: string, maxLength: 5}", "additionalProperties: {type: string, maxLength: 4}", "spec.labels{}: the greatest length is 4"},
-		{"no entries", ", additionalProperties: {type: string, maxLength: 5}", "", "spec.labels: entries with any name are not allowed"},
-		{"new field where all were kept", "x-kubernetes-preserve-unknown-fields: true}", "x-kubernetes-preserve-unknown-fields: true, properties: {one: {type: string}}}", "spec.anything.one: it has a schema now"},
-		{"new values where all were kept", "x-kubernetes-preserve-unknown-fields: true}", "x-kubernetes-preserve-unknown-fields: true, additionalProperties: {type: string}}", "spec.anything: the values of its entries have a schema now"},
-		{"new field of a map", "x-kubernetes-map-type: atomic,", "x-kubernetes-map-type: atomic, properties: {one: {type: integer}},", "spec.labels.one: its type was string and is integer"},
-		{"required", "required: [mode]", "required: [mode, free]", "spec.free: the field is required now"},
-		{"new and required", "required: [mode]", "required: [mode, fresh]", "spec.fresh: the field is required now"},
-		{"rule", "self.mode != ''", "self.mode != 'A'", `spec: the rule "self.mode != 'A'" was not there before`},
-		{"alternatives", "anyOf: [{type: integer}, {type: string}]", "anyOf: [{type: integer}]", "spec.either: anyOf is another one"},
-		{"not", "free: {type: integer}", "free: {type: integer, not: {enum: [1]}}", "spec.free: not is another one"},
+		{"least length", "minLength: 1", "minLength: 2", "spec.name: the minimum length is now 2"},
+		{"greatest length", "maxLength: 10", "maxLength: 9", "spec.name: the maximum length is now 9"},
+		{"pattern", "pattern: '^a'", "pattern: '^b'", `spec.name: the pattern "^b" is new`},
+		{"format", "format: date-time", "format: date", "spec.name: the format date is new"},
+		{"least items", "minItems: 1", "minItems: 2", "spec.list: the minimum number of items is now 2"},
+		{"most items", "maxItems: 4", "maxItems: 3", "spec.list: the maximum number of items is now 3"},
+		{"unique items", "maxItems: 4", "maxItems: 4\n                uniqueItems: true", "spec.list: items must now be unique"},
+		{"list type", "x-kubernetes-list-type: map", "x-kubernetes-list-type: atomic", "spec.list: the list type was map and is atomic"},
+		{"list keys", "list-map-keys: [key]", "list-map-keys: [key, other]", "spec.list: the list keys"},
+		{"items", "key: {type: string, maxLength: 5}", "key: {type: string, maxLength: 4}", "spec.list[].key: the maximum length is now 4"},
+		{"new items", "loose: {type: array}", "loose: {type: array, items: {type: string}}", "spec.loose: its items now have a schema"},
+		{"map type", "x-kubernetes-map-type: atomic", "x-kubernetes-map-type: granular", "spec.labels: the map type was atomic"},
+		{"least entries", "minProperties: 1", "minProperties: 2", "spec.labels: the minimum number of entries is now 2"},
+		{"most entries", "maxProperties: 3", "maxProperties: 2", "spec.labels: the maximum number of entries is now 2"},
+		{"values of a map", "additionalProperties: {type: string, maxLength: 5}", "additionalProperties: {type: string, maxLength: 4}", "spec.labels{}: the maximum length is now 4"},
+		{"no entries", ", additionalProperties: {type: string, maxLength: 5}", "", "spec.labels: unknown keys are no longer allowed"},
+		{"new field where all were kept", "x-kubernetes-preserve-unknown-fields: true}", "x-kubernetes-preserve-unknown-fields: true, properties: {one: {type: string}}}", "spec.anything.one: it now has a schema"},
+		{"new values where all were kept", "x-kubernetes-preserve-unknown-fields: true}", "x-kubernetes-preserve-unknown-fields: true, additionalProperties: {type: string}}", "spec.anything: its values now have a schema"},
+		{"new field of a map", "x-kubernetes-map-type: atomic,", "x-kubernetes-map-type: atomic, properties: {one: {type: integer}},", "spec.labels.one: the type was string and is integer"},
+		{"required", "required: [mode]", "required: [mode, free]", "spec.free: the field is now required"},
+		{"new and required", "required: [mode]", "required: [mode, fresh]", "spec.fresh: the field is now required"},
+		{"rule", "self.mode != ''", "self.mode != 'A'", `spec: the rule "self.mode != 'A'" is new`},
+		{"alternatives", "anyOf: [{type: integer}, {type: string}]", "anyOf: [{type: integer}]", "spec.either: anyOf has changed"},
+		{"not", "free: {type: integer}", "free: {type: integer, not: {enum: [1]}}", "spec.free: not has changed"},
 	}
 }
 
@@ -160,20 +160,20 @@ func TestIncompatibleChangesAreNamed(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			got := compare(crdOf(t, small), crdOf(t, changed(t, c.old, c.text)))
 			if !slices.ContainsFunc(got, func(text string) bool { return strings.Contains(text, c.want) }) {
-				t.Errorf("it says\n%s\nwant %s", strings.Join(got, "\n"), c.want)
+				t.Errorf("got\n%s\nwant %s", strings.Join(got, "\n"), c.want)
 			}
 			if len(got) > 1 {
-				t.Errorf("it says more:\n%s", strings.Join(got, "\n"))
+				t.Errorf("got more:\n%s", strings.Join(got, "\n"))
 			}
 		})
 	}
-	if got := compare(crdOf(t, small), nil); len(got) != 1 || !strings.Contains(got[0], "the CRD is gone") {
+	if got := compare(crdOf(t, small), nil); len(got) != 1 || !strings.Contains(got[0], "the CRD was removed") {
 		t.Errorf("without the CRD it says %q", got)
 	}
 }
 
 func TestCompatibleChangesPass(t *testing.T) {
-	const rule = "            x-kubernetes-validations:\n            - {rule: \"self.mode != ''\", message: must be said}\n"
+	const rule = "            x-kubernetes-validations:\n            - {rule: \"self.mode != ''\", message: must be set}\n"
 	for _, c := range []change{
 		{name: "nothing", old: "group: example.com", text: "group: example.com"},
 		{name: "new optional field", old: "free: {type: integer}", text: "free: {type: integer}\n              fresh: {type: string, default: x, enum: [x], maxLength: 1}"},
@@ -193,7 +193,7 @@ func TestCompatibleChangesPass(t *testing.T) {
 		{name: "no format", old: ", format: date-time", text: ""},
 		{name: "more items", old: "maxItems: 4", text: "maxItems: 5"},
 		{name: "null", old: "free: {type: integer}", text: "free: {type: integer, nullable: true}"},
-		{name: "message of a rule", old: "message: must be said", text: "message: must not be empty"},
+		{name: "message of a rule", old: "message: must be set", text: "message: must not be empty"},
 		{name: "no rule", old: rule, text: ""},
 		{name: "no alternatives", old: ", anyOf: [{type: integer}, {type: string}]", text: ""},
 		{name: "column", old: "    selectableFields:", text: "    - {name: More, jsonPath: .spec.free, type: integer}\n    selectableFields:"},
@@ -216,7 +216,7 @@ func TestCompatibleChangesPass(t *testing.T) {
 
 func TestDirectories(t *testing.T) {
 	released, now := t.TempDir(), t.TempDir()
-	if _, err := run(released, now); err == nil || !strings.Contains(err.Error(), "holds no CRDs") {
+	if _, err := run(released, now); err == nil || !strings.Contains(err.Error(), "has no CRDs") {
 		t.Errorf("of an empty directory it says %v", err)
 	}
 	write := func(directory, name, text string) {
@@ -227,7 +227,7 @@ func TestDirectories(t *testing.T) {
 	}
 	write(released, "thing.yaml", small)
 	write(now, "thing.yaml", changed(t, "default: A", "default: B"))
-	const sentence = `things.example.com v1, spec.mode: its default was "A" and is "B", so objects that do not say it mean something else.`
+	const sentence = `things.example.com v1, spec.mode: the default was "A" and is "B", so objects without the field change their meaning.`
 	check := func(what string, want ...string) {
 		t.Helper()
 		got, err := run(released, now)

@@ -54,12 +54,11 @@ func run(released, now string) ([]string, error) {
 	return judge(compare(old, present), accepted), nil
 }
 
-// readAccepted returns the lines of a file that are neither empty nor comments. There
-// need not be one.
+// readAccepted returns the lines of a file, if it exists, that are neither empty nor comments.
 func readAccepted(file string) ([]string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read what is accepted: %w", err)
+		return nil, fmt.Errorf("read the accepted changes: %w", err)
 	}
 	var out []string
 	for line := range strings.Lines(string(text)) {
@@ -72,21 +71,21 @@ func readAccepted(file string) ([]string, error) {
 
 // judge removes accepted changes, and reports lines of accepted.txt that match none.
 func judge(found, accepted []string) []string {
-	out := gone(found, accepted)
-	for _, line := range gone(accepted, found) {
+	out := missing(found, accepted)
+	for _, line := range missing(accepted, found) {
 		out = append(out, fmt.Sprintf("accepted.txt accepts a change that does not exist: %s", line))
 	}
 	return out
 }
 
-// read returns the CRDs of a directory by their names.
+// read returns the CRDs of a directory by name.
 func read(directory string) (map[string]*apiextensionsv1.CustomResourceDefinition, error) {
 	files, err := filepath.Glob(filepath.Join(directory, "*.yaml"))
 	if err != nil {
 		return nil, fmt.Errorf("find CRDs: %w", err)
 	}
 	if len(files) == 0 {
-		return nil, fmt.Errorf("%s holds no CRDs", directory)
+		return nil, fmt.Errorf("%s has no CRDs", directory)
 	}
 	out := map[string]*apiextensionsv1.CustomResourceDefinition{}
 	for _, name := range files {

@@ -1,12 +1,11 @@
-# The image that make images writes, for container engines; from the repository's
-# root:
+# Builds the image of make images with a container engine, from the repository's root:
 #
 #   docker build -f hack/images/agent.Dockerfile --build-arg VERSION=v0.1.0 -t nodeproxy-agent:v0.1.0 \
 #     --build-arg GO_IMAGE=golang:1.26-bookworm@sha256:... --build-arg DEBIAN_IMAGE=debian:bookworm-slim@sha256:... .
 #
-# The images that the stages below run on are named by digest: docs/install.md shows how.
-# Nothing of them gets into the result: go.sum pins what the program is built from, and
-# packages.*.lock, which debian-root.sh checks, the packages of Debian.
+# Base images must be named by digest: docs/install.md shows how. No file of theirs is in the
+# result: go.sum pins the modules of the program, and packages.*.lock, which debian-root.sh
+# checks, the Debian packages.
 ARG GO_IMAGE
 ARG DEBIAN_IMAGE
 FROM --platform=$BUILDPLATFORM $GO_IMAGE AS program

@@ -1,11 +1,10 @@
-# The image that make images writes, for container engines; from the repository's
-# root:
+# Builds the image of make images with a container engine, from the repository's root:
 #
 #   docker build -f hack/images/controller.Dockerfile --build-arg VERSION=v0.1.0 -t nodeproxy-controller:v0.1.0 \
 #     --build-arg GO_IMAGE=golang:1.26-bookworm@sha256:... .
 #
-# The image that the first stage runs on is named by digest: docs/install.md shows how.
-# Nothing of it gets into the result: go.sum pins what the program is built from.
+# The base image must be named by digest: docs/install.md shows how. No file of it is in the
+# result: go.sum pins the modules of the program.
 ARG GO_IMAGE
 FROM --platform=$BUILDPLATFORM $GO_IMAGE AS program
 ARG GO_IMAGE

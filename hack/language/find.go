@@ -11,7 +11,7 @@ import (
 	"unicode"
 )
 
-// finding is one use of a phrase.
+// finding is a use of a phrase.
 type finding struct {
 	file string
 	line int
@@ -20,12 +20,12 @@ type finding struct {
 	text string
 }
 
-// String is what an editor can jump to.
+// String formats a finding so that an editor can jump to it.
 func (f finding) String() string {
 	return fmt.Sprintf("%s:%d: %q; write instead: %s\n\t%s", f.file, f.line, f.rule.name, f.rule.instead, f.text)
 }
 
-// readable reports whether the file is of a kind that is checked.
+// readable reports whether files of this kind are checked.
 func readable(file string) bool {
 	switch path.Ext(file) {
 	case ".go", ".md", ".yaml", ".yml", ".sh", ".tpl":
@@ -49,7 +49,7 @@ func find(file, content string, all []rule) ([]finding, error) {
 	return found, nil
 }
 
-// inText searches prose that begins at the line first of its file.
+// inText searches prose that begins at line first of its file.
 func inText(file, text string, first int, all []rule) []finding {
 	var found []finding
 	for _, r := range all {

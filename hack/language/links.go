@@ -40,7 +40,7 @@ func brokenLinks(pages map[string]string, exists func(file string) bool) []strin
 	return broken
 }
 
-// prose returns the lines of a page, those of code blocks empty.
+// prose returns the lines of a page, with empty lines for code blocks.
 func prose(content string) []string {
 	lines, code := strings.Split(content, "\n"), false
 	for i, line := range lines {

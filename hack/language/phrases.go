@@ -16,9 +16,8 @@ type rule struct {
 	words *regexp.Regexp
 }
 
-// phrases has only what is wrong in every context: a word such as "hold" or "keep" also
-// has good uses, which no pattern can tell from the bad ones. Each phrase is a regular
-// expression in which a space is any white space.
+// phrases are wrong in every context: a word such as "hold" also has good uses, which no
+// pattern recognizes. Each phrase is a regular expression in which a space is any white space.
 var phrases = []struct{ name, phrase, instead string }{
 	{"tell of", `(tells?|told|telling) of`, "report, show, indicate"},
 	{"for people", `for people`, "human-readable"},
@@ -46,7 +45,7 @@ var phrases = []struct{ name, phrase, instead string }{
 func rules() []rule {
 	all := make([]rule, 0, len(phrases))
 	for _, p := range phrases {
-		// A line that is continued begins with the mark of a comment or a quotation.
+		// A continued line begins with the mark of a comment or quotation.
 		gap := strings.ReplaceAll(p.phrase, " ", `[ \t]*(?:[ \t]|\r?\n[ \t]*(?://+|#+|>|\*)?)[ \t]*`)
 		all = append(all, rule{
 			name: p.name, instead: p.instead,

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// state is what a repository says of its release.
+// state is what a repository contains about its release.
 type state struct {
 	release     string // RELEASE of the Makefile
 	changelog   string
@@ -111,11 +111,11 @@ func (s *state) checkCatalog() []string {
 	return out
 }
 
-// written matches a version as images and tags have it.
+// written matches a version as in images and tags.
 var written = regexp.MustCompile(`\bv\d+\.\d+\.\d+\b`)
 
-// checkPages: a version that a page for users names would be that of a former release
-// soon, and what is copied from there would install that.
+// checkPages rejects versions on pages for users: they would soon be outdated, and commands
+// copied from there would install an old release.
 func (s *state) checkPages() []string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(s.pages)) {
@@ -126,7 +126,7 @@ func (s *state) checkPages() []string {
 	return out
 }
 
-// heading matches one of a version in CHANGELOG.md.
+// heading matches a version's heading in CHANGELOG.md.
 var heading = regexp.MustCompile(`(?m)^## \[([^\]]+)\](?: - (\d{4}-\d\d-\d\d))?[ \t]*$`)
 
 func (s *state) checkChangelog() []string {

@@ -1,7 +1,7 @@
 // Command releasecheck checks that RELEASE of the Makefile, the bundle, the catalog,
-// CHANGELOG.md and the tag name the same version of a release, and that the pages on
-// installation name none. make verify runs it. With -final, or on an unchanged commit
-// with a tag such as v0.1.0, everything must be ready to release.
+// CHANGELOG.md and the tag name the same version, and that the pages on installation name
+// none. make verify runs it. With -final, or on an unchanged commit with a tag such as
+// v0.1.0, everything must be ready to release.
 package main
 
 import (
@@ -34,7 +34,7 @@ func main() {
 	}
 }
 
-// gather reads what there is in a repository.
+// gather reads the state of a repository.
 func gather(ctx context.Context, directory, release string) (*state, error) {
 	s := &state{release: release}
 	var errs []error
@@ -59,8 +59,8 @@ func gather(ctx context.Context, directory, release string) (*state, error) {
 			s.changedCRDs = append(s.changedCRDs, base)
 		}
 	}
-	// Without git, as in an archive of the source, there are no tags; and a tag says nothing
-	// of what has been changed since.
+	// Without git, as in a source archive, there are no tags; and a tag does not cover later
+	// changes.
 	git := func(args ...string) ([]byte, error) {
 		return exec.CommandContext(ctx, "git", append([]string{"-C", directory}, args...)...).Output()
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// session is one call of go test, and the calls that repeat what failed in it.
+// session is one call of go test, and the calls that repeat its failed tests.
 type session struct {
 	out      io.Writer
 	goTest   func(ctx context.Context, args []string, read func(io.Reader) error) error
@@ -52,7 +52,7 @@ func (s *session) run(ctx context.Context, flags, packages []string) (passed boo
 		case f.broken:
 			r.fail(f, "")
 		case failed > s.budget:
-			// Repeating what cannot count as passed any more only takes time.
+			// A repetition could no longer make the run pass.
 			r.fail(f, fmt.Sprintf("failed, and is not repeated, because more than %d tests failed. It said:", maxRetried))
 		default:
 			if err := s.repeat(ctx, flags, f, r); err != nil {
@@ -87,7 +87,7 @@ func (s *session) repeat(ctx context.Context, flags []string, f failure, r *reco
 	for _, name := range f.names() {
 		fmt.Fprintf(s.out, "AGAIN %s %s failed; running it once more\n", short(f.pkg), name)
 	}
-	// Of a flag that is given twice the last one counts.
+	// If a flag is given twice, the last one counts.
 	second, err := s.once(ctx, append(slices.Clone(flags), "-count", "1", "-run", pattern(f.tests, s.subtests), f.pkg))
 	if err != nil {
 		return err
@@ -115,7 +115,7 @@ func (s *session) once(ctx context.Context, args []string) (*report, error) {
 	r.show = s.show
 	err := s.goTest(ctx, args, r.read)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		r.failed, err = true, nil // go test has said why
+		r.failed, err = true, nil // go test has printed why
 	}
 	return r, err
 }
@@ -137,13 +137,13 @@ func (f failure) outcomes(verdict string) []outcome {
 		said := test.said
 		for _, name := range test.leaves() {
 			out = append(out, outcome{Test: name, Verdict: verdict, Said: said})
-			said = nil // the first one has the output of all
+			said = nil // the first failure has the whole output
 		}
 	}
 	return out
 }
 
-// names are those of all tests that failed, without the tests that they are subtests of.
+// names returns the failed tests, without the parents of failed subtests.
 func (f failure) names() []string {
 	var out []string
 	for _, test := range f.tests {

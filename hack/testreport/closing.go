@@ -118,14 +118,14 @@ func (c *closing) outcomes(result string, r record, outcomes []outcome) {
 	}
 }
 
-// longest is how many lines of a test the end of a run repeats.
+// longest is the maximum number of a test's lines that are repeated at the end of a run.
 const longest = 24
 
-// ownLine is a line that a test itself has logged, beside those of programs that it ran.
+// ownLine matches a line that a test itself logged, not a program that it ran.
 var ownLine = regexp.MustCompile(`^\s*[\w.-]+_test\.go:\d+: `)
 
-// shorten drops lines in the middle, because some tests give the reason of a failure first,
-// others last. Lines that the test itself has logged are retained and come last.
+// shorten drops lines in the middle, because some tests print the reason of a failure first,
+// others last. Lines that the test itself logged are retained and come last.
 func shorten(lines []string) []string {
 	if len(lines) <= longest {
 		return lines
@@ -141,7 +141,7 @@ func shorten(lines []string) []string {
 	return slices.Concat(middleOut(others, longest/2), middleOut(own, longest))
 }
 
-// middleOut keeps the first and the last of at most so many lines.
+// middleOut returns the first and the last lines, at most so many.
 func middleOut(lines []string, most int) []string {
 	if len(lines) <= most {
 		return lines

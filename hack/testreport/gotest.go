@@ -19,16 +19,16 @@ import (
 type goTestCommand struct {
 	dir  string // of the module
 	self string // this program
-	file string // in which measure leaves the CPU time of each test binary
+	file string // to which measure appends the CPU time of each test binary
 }
 
-// usage is what measure writes: the directory of a package and the CPU time of its tests.
+// usage is a record of measure: the directory of a package and the CPU time of its tests.
 type usage struct {
 	Dir string
 	CPU time.Duration
 }
 
-// newGoTest makes a file for the CPU times in the directory temp.
+// newGoTest creates a file for the CPU times in the directory temp.
 func newGoTest(dir, temp string) (*goTestCommand, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -44,7 +44,7 @@ func newGoTest(dir, temp string) (*goTestCommand, error) {
 	return &goTestCommand{dir: dir, self: self, file: file.Name()}, file.Close()
 }
 
-// run runs go test -json and gives its output to read.
+// run runs go test -json and passes its output to read.
 func (c *goTestCommand) run(ctx context.Context, args []string, read func(io.Reader) error) error {
 	wrapped := []string{"test", "-json", "-exec", fmt.Sprintf("%q measure %q", c.self, c.file)}
 	cmd := exec.CommandContext(ctx, "go", append(wrapped, args...)...)
@@ -64,7 +64,7 @@ func (c *goTestCommand) run(ctx context.Context, args []string, read func(io.Rea
 	return cmd.Wait()
 }
 
-// addCPU adds what measure left to the records, and removes the file.
+// addCPU adds the CPU times of measure to the records, and removes the file.
 func (c *goTestCommand) addCPU(rs records) error {
 	file, err := os.Open(c.file)
 	if err != nil {
@@ -128,7 +128,7 @@ func measure(args []string) (passed bool, err error) {
 	return cmd.ProcessState.Success(), appendTo(file, append(line, '\n'))
 }
 
-// timed runs a program that is no go test, with its output as it comes.
+// timed runs a program other than go test, and prints its output at once.
 func timed(ctx context.Context, name string, program []string) record {
 	cmd := exec.CommandContext(ctx, program[0], program[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
@@ -144,7 +144,7 @@ func timed(ctx context.Context, name string, program []string) record {
 	return r
 }
 
-// appendTo writes with one call, so that records of stages side by side do not mix.
+// appendTo writes with one call, so that records of parallel stages do not mix.
 func appendTo(path string, data []byte) error {
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {

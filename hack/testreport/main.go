@@ -6,10 +6,10 @@
 //	testreport close [flags]
 //
 // run calls go test and prints one line per package and the output of failed tests.
-// command does the same for another program, such as the demo. Both append what they
-// measured to the file of -records. close prints that file as one table, with the
-// skipped, retried and failed tests, and exits with 1 if the run does not count as passed.
-// go test itself calls "testreport measure" to learn the CPU time of each package.
+// command does the same for another program, such as the demo. Both append their results
+// to the file of -records. close prints that file as one table, with the skipped, retried
+// and failed tests, and exits with 1 if the run has failed. go test itself calls
+// "testreport measure" for the CPU time of each package.
 package main
 
 import (
@@ -34,7 +34,7 @@ func main() {
 
 func dispatch(ctx context.Context, args []string) (passed bool, err error) {
 	if len(args) == 0 {
-		return false, errors.New("which command? run, command or close")
+		return false, errors.New("missing command: run, command or close")
 	}
 	command, args := args[0], args[1:]
 	flags := flag.NewFlagSet(command, flag.ExitOnError)
@@ -112,7 +112,7 @@ func closeRun(flags *flag.FlagSet, args []string) (passed bool, err error) {
 }
 
 // cut splits arguments at the first "--", which flag.Parse leaves in place after a first
-// argument that is no flag.
+// argument that is not a flag.
 func cut(args []string) (before, after []string) {
 	if i := slices.Index(args, "--"); i >= 0 {
 		return args[:i], args[i+1:]

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// maxRetried is how many tests of a whole run may pass only when repeated.
+// maxRetried is how many tests of a whole run may pass only on the second attempt.
 const maxRetried = 2
 
-// record is what a run learned about one package, or one program.
+// record is the result of a package or program.
 type record struct {
 	Package string // its path within the repository, or the program's name
 	Wall    time.Duration
@@ -23,7 +23,7 @@ type record struct {
 	Retried []outcome
 	Failed  []outcome
 
-	passed bool // as go test says
+	passed bool // according to go test
 }
 
 // outcome is the result of a test that did not simply pass.
@@ -35,7 +35,7 @@ type outcome struct {
 
 type records []record
 
-// readRecords reads what appendTo wrote; a file that does not exist yet has no records.
+// readRecords reads what appendTo has written, if anything.
 func readRecords(path string) (records, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) || path == "" {

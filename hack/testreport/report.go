@@ -38,19 +38,18 @@ type report struct {
 	failures []failure
 }
 
-// noSecondChance is what a test says that saw what must never happen, such as a lost
-// connection: test/load says it.
+// noSecondChance marks a failure that must never be retried, such as a lost connection:
+// test/load prints it.
 const noSecondChance = "lost connections are never retried"
 
 // failure is a package that failed.
 type failure struct {
 	pkg   string
 	tests []failedTest // without their subtests
-	// broken means that not all tests have run: the package does not compile, a
-	// test has panicked, or time was up. said is why.
+	// broken means that not all tests have run, for the reason in said: the package does not
+	// compile, a test panicked, or a timeout.
 	broken bool
-	// final means that to pass the next time does not unsay what was found, such
-	// as a data race.
+	// final means that a second attempt cannot disprove the failure, such as a data race.
 	final bool
 	said  []string
 }
@@ -72,8 +71,8 @@ type progress struct {
 	skipped []outcome
 	failed  []failedTest // with subtests, each by itself
 	final   bool
-	// others is what tests that passed have said. It is shown only where a test
-	// failed and said nothing: output that go test gave to another test.
+	// others is the output of passed tests. It is shown only if a test failed without output,
+	// because go test may have attributed that to another test.
 	others []string
 }
 
@@ -87,7 +86,7 @@ func (r *report) read(in io.Reader) error {
 	for lines.Scan() {
 		var e event
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			// The go command itself has something to say, such as a bad flag.
+			// A message of the go command itself, such as a bad flag.
 			fmt.Fprintln(r.out, lines.Text())
 			continue
 		}
@@ -153,7 +152,7 @@ func (r *report) endTest(e event, p *progress) {
 		said := sayings(output)
 		p.failed = append(p.failed, failedTest{name: e.Test, said: said, own: len(said) > 0})
 	default:
-		return // a test that starts, pauses or goes on
+		return // a test that starts, pauses or continues
 	}
 	delete(p.output, e.Test)
 }
@@ -183,11 +182,11 @@ func (r *report) endPackage(e event, p *progress) {
 	p.output, p.others = map[string][]string{}, nil
 }
 
-// failPackage prints what has not been printed yet.
+// failPackage prints the rest of the output.
 func (r *report) failPackage(pkg string, p *progress) failure {
 	f := failure{pkg: pkg, tests: join(p.failed), final: p.final, said: sayings(p.build)}
-	// A test without a result is one that was running at a panic or when the
-	// time was up. The package says FAIL when it has run all that it has.
+	// A test without a result was running at a panic or timeout. The package prints FAIL once
+	// it has run all tests.
 	f.broken = len(f.tests) == 0 || !slices.Contains(p.output[""], "FAIL\n") || len(p.output) > 1
 	for _, test := range slices.Sorted(maps.Keys(p.output)) {
 		fmt.Fprint(r.out, strings.Join(p.output[test], ""))
@@ -201,12 +200,12 @@ func (r *report) failPackage(pkg string, p *progress) failure {
 	}
 	silent := slices.ContainsFunc(f.tests, func(t failedTest) bool { return len(t.said) == 0 })
 	if silent && len(p.others) > 0 {
-		fmt.Fprintf(r.out, "A test failed and said nothing; this is what the tests said that passed:\n%s", strings.Join(p.others, ""))
+		fmt.Fprintf(r.out, "A test failed without output; this is the output of the passed tests:\n%s", strings.Join(p.others, ""))
 	}
 	return f
 }
 
-// join puts subtests into the tests that they belong to, with what they said.
+// join adds subtests and their output to their tests.
 func join(failed []failedTest) []failedTest {
 	var out []failedTest
 	for _, test := range failed {
@@ -230,9 +229,8 @@ func join(failed []failedTest) []failedTest {
 	return out
 }
 
-// pattern is the -run of go test for failed tests. With subtests those alone are
-// meant that have failed, unless the test has itself something to say, as one
-// does that ends before its last subtest.
+// pattern is the -run of go test for failed tests. If subtests failed, it selects only these,
+// unless the test itself has output, for example because it ended before its last subtest.
 func pattern(tests []failedTest, subtests bool) string {
 	var out []string
 	for _, test := range tests {
@@ -251,8 +249,7 @@ func pattern(tests []failedTest, subtests bool) string {
 	return strings.Join(out, "|")
 }
 
-// leaves are the test's failed subtests without failed subtests of their own, or the test
-// itself.
+// leaves returns the innermost failed subtests, or the test itself.
 func (t failedTest) leaves() []string {
 	if len(t.subtests) == 0 {
 		return []string{t.name}
@@ -262,7 +259,7 @@ func (t failedTest) leaves() []string {
 	})
 }
 
-// sayings are the lines of a test but for those of the test runner.
+// sayings returns the lines of a test without those of the test runner.
 func sayings(output []string) []string {
 	var said []string
 	for line := range strings.Lines(strings.Join(output, "")) {
@@ -277,7 +274,7 @@ func sayings(output []string) []string {
 	return said
 }
 
-// reason is what a skipped test said, in one line.
+// reason is the output of a skipped test, in one line.
 func reason(output []string) string {
 	var said []string
 	for _, line := range sayings(output) {

@@ -1,6 +1,6 @@
 // Command vulncheck fails if a known vulnerability reaches the programs of cmd/. It runs
-// govulncheck in the version that hack/tools/govulncheck pins. Where the database of
-// vulnerabilities cannot be reached it says "NOT RUN" and fails only with -required.
+// govulncheck in the version that hack/tools/govulncheck pins. If the vulnerability database
+// cannot be reached, it prints "NOT RUN" and fails only with -required.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// database is the Go project's own; GOVULNDB names another one, as for govulncheck.
+	// database is the Go project's; GOVULNDB overrides it, as for govulncheck.
 	database = "https://vuln.go.dev"
 	// reachTimeout bounds how long a network that drops packets delays a run.
 	reachTimeout = 10 * time.Second
@@ -74,7 +74,7 @@ func (c *check) run(ctx context.Context, packages string) error {
 		return fmt.Errorf("%w\n%s", err, imports.Bytes())
 	}
 	if !affected {
-		fmt.Fprintf(c.out, "no package has a vulnerability that %s knows\n", c.database)
+		fmt.Fprintf(c.out, "%s lists no vulnerability of any package\n", c.database)
 		return nil
 	}
 	affected, err = c.scan(ctx, c.out, "-scan", "symbol", packages)
@@ -87,12 +87,12 @@ func (c *check) run(ctx context.Context, packages string) error {
 	return nil
 }
 
-// reach reports whether the database answers. A directory that is not there is an error:
-// the network is not to blame.
+// reach reports whether the database answers. A missing directory is an error, because the
+// network is not the cause.
 func (c *check) reach(ctx context.Context) (bool, error) {
 	where, err := url.Parse(c.database)
 	if err != nil {
-		return false, fmt.Errorf("GOVULNDB is no URL: %w", err)
+		return false, fmt.Errorf("GOVULNDB is not a URL: %w", err)
 	}
 	if where.Scheme == "file" {
 		if _, err := os.Stat(filepath.Join(where.Path, "index", "db.json")); err != nil {
@@ -101,7 +101,7 @@ func (c *check) reach(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	if problem := c.ask(ctx, where.JoinPath("index", "db.json.gz")); problem != nil {
-		fmt.Fprintf(c.out, "NOT RUN: vulncheck: the database of vulnerabilities cannot be reached: %v. Set GOVULNDB to a mirror.\n", problem)
+		fmt.Fprintf(c.out, "NOT RUN: vulncheck: the vulnerability database cannot be reached: %v. Set GOVULNDB to a mirror.\n", problem)
 		return false, nil
 	}
 	return true, nil
@@ -125,7 +125,7 @@ func (c *check) ask(ctx context.Context, where *url.URL) error {
 	return nil
 }
 
-// scan runs govulncheck and reports whether it has findings of what it scans for.
+// scan runs govulncheck and reports whether it has findings.
 func (c *check) scan(ctx context.Context, out io.Writer, args ...string) (bool, error) {
 	command := exec.CommandContext(ctx, c.tool[0], append(append(c.tool[1:len(c.tool):len(c.tool)], "-C", c.module, "-db", c.database), args...)...)
 	command.Stdout, command.Stderr = out, os.Stderr

@@ -1,5 +1,5 @@
-// Package alerts tests the alerts in config/prometheus: by promtool, and that
-// metrics and runbooks they name exist.
+// Package alerts tests the alerts in config/prometheus with promtool, and checks that
+// their metrics and runbooks exist.
 package alerts
 
 import (

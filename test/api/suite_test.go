@@ -1,7 +1,6 @@
-// Package api_test proves against a real API server what the schemas of the
-// nodeproxy.io kinds promise: what is refused and with which words, that
-// nothing is filled in behind the user's back, and that kubectl explain
-// documents every field.
+// Package api_test tests the schemas of the nodeproxy.io kinds against a real API server:
+// what is denied and with which message, that the API server sets no defaults, and that
+// kubectl explain documents every field.
 package api_test
 
 import (

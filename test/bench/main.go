@@ -1,8 +1,7 @@
-// Command bench measures nodeproxy beside kube-proxy in one run: the same
-// objects, the same API server, each proxy alone on a node of its own, one
-// after the other so that they do not disturb each other. `make bench` builds
-// what it needs and runs it. With -mode IPVS both run in that mode; where this
-// machine's kernel has no IPVS, it runs itself in User-mode Linux.
+// Command bench compares nodeproxy with kube-proxy in one run: the same objects and API
+// server, each proxy alone on its own node, one after the other. `make bench` builds what
+// it needs and runs it. With -mode IPVS both run in that mode; if this machine's kernel
+// has no IPVS, it runs itself in User-mode Linux.
 package main
 
 import (

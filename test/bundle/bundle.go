@@ -1,6 +1,5 @@
-// Package bundle reads an OLM bundle, and has the rules that OLM and its catalogs
-// publish for bundles: docs/olm.md lists them. Its tests hold the bundle of this
-// repository against each.
+// Package bundle reads an OLM bundle and checks the rules that OLM and its catalogs
+// publish for bundles, which docs/olm.md lists. Its tests check this repository's bundle.
 package bundle
 
 import (

@@ -2,11 +2,10 @@
 // and for tests of the data plane: a real etcd, kube-apiserver and
 // kube-controller-manager, and nodes and pods that are network namespaces.
 //
-// There is no kubelet here. A pod is a Pod object, whose status this package writes
-// as a kubelet would, and a network namespace with an echo server that answers
-// over TCP and UDP with its own name and the client address it saw. The real
-// controllers make EndpointSlices from these Pods, so that ready, serving and
-// terminating come out as in any cluster.
+// There is no kubelet. A pod is a Pod object, whose status this package writes as a
+// kubelet would, and a network namespace with an echo server that answers over TCP and
+// UDP with its own name and the client's address. The real controllers create
+// EndpointSlices from these Pods, so ready, serving and terminating are as in any cluster.
 //
 // Clusters are dual stack, IPv4 first: nodes, pods and the client outside have
 // an address of each family, and Services may (spec.ipFamilyPolicy).
@@ -29,10 +28,10 @@
 // Several clusters can run side by side: each has a number, and only the link
 // to the root namespace has addresses that another cluster could see.
 // Everything a cluster creates carries its number (npN-…), so that what a
-// killed run left is recognised and removed by the next Start or by Clean.
+// killed run left is recognized and removed by the next Start or by Clean.
 //
-// A test's use of it, usually from TestMain with a context that ends on
-// SIGINT, so that Ctrl-C removes the cluster as well:
+// Tests use it, usually from TestMain, with a context that ends on SIGINT, so that Ctrl-C
+// removes the cluster as well:
 //
 //	c, err := cluster.Start(ctx, cluster.Options{Nodes: 2, Progress: os.Stderr})
 //	defer c.Stop()
@@ -40,8 +39,8 @@
 //	answer, err := c.Node(1).Dial(ctx, "tcp", pod.Address(8080))
 //	// answer.Server == "web"
 //
-// Package kubelets builds clusters with real kubelets and containers on this one:
-// Options.RealNodes and Machine are for it.
+// Package kubelets builds clusters with real kubelets and containers on this one, with
+// Options.RealNodes and Machine.
 //
 // It needs root, the iptables command and, to build the control plane for the
 // first time, Go.

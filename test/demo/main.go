@@ -1,8 +1,8 @@
-// Command demo shows nodeproxy at work: it starts a cluster of three nodes on
-// this machine, runs the controller and one agent a node as processes of their
-// own, and checks step by step that real connections go where Services say.
-// `make demo` builds what it needs and runs it. With -mode IPVS the nodes are of
-// that mode; where the kernel has no IPVS, the demo runs itself in User-mode Linux.
+// Command demo shows nodeproxy at work: it starts a cluster of three nodes on this
+// machine, runs the controller and one agent per node as processes, and checks step by
+// step that real connections reach the right endpoints. `make demo` builds what it needs
+// and runs it. With -mode IPVS the nodes use that mode; if the kernel has no IPVS, the
+// demo runs itself in User-mode Linux.
 package main
 
 import (

@@ -139,7 +139,7 @@ func (d *doctor) healthyCluster(r *run) {
 	d.viewer(r)
 	r.until(2*time.Minute, "all is well", r.world.well)
 	r.until(time.Minute, "doctor finds nothing", func() error { return d.well(r) })
-	if _, err := d.ask(r, "shop/no-such"); err == nil || !strings.Contains(err.Error(), "no such Service as shop/no-such") {
+	if _, err := d.ask(r, "shop/no-such"); err == nil || !strings.Contains(err.Error(), "there is no Service shop/no-such") {
 		r.Errorf("a Service that there is not: %v", err)
 	}
 }

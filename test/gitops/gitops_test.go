@@ -1,6 +1,6 @@
-// Package gitops_test proves what docs/gitops.md says of Argo CD and Flux, without
-// either: the scripts and expressions of config/gitops are run as these tools run
-// them, on statuses as the controller writes them.
+// Package gitops_test tests what docs/gitops.md documents of Argo CD and Flux without
+// either: it runs the scripts and expressions of config/gitops as these tools do, on
+// statuses as the controller writes them.
 package gitops_test
 
 import (

@@ -1,5 +1,5 @@
-// Package growth shows that the time of a step grows with its input as the input does, and
-// not faster. What tenants write is such input.
+// Package growth checks that the time of a step grows no faster than its input, such as
+// what tenants write.
 package growth
 
 import (

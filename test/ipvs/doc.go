@@ -1,6 +1,6 @@
-// Package ipvs holds tests of mode IPVS in a kernel that has IPVS, with a real API
+// Package ipvs tests mode IPVS in a kernel with IPVS, with a real API
 // server, controller, agents and connections. Package ipvskernel finds the kernel.
 //
-// All tests use one cluster, one after the other, because there is one processor,
-// and the control plane takes its time on it.
+// All tests share one cluster, one after the other, because a control plane takes long to
+// start on the only processor.
 package ipvs

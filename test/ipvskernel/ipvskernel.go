@@ -1,6 +1,5 @@
-// Package ipvskernel runs tests and programs of this repository in a kernel that
-// has IPVS: in this machine's if it has it, otherwise in User-mode Linux, of which
-// package uml tells.
+// Package ipvskernel runs tests and programs of this repository in a kernel with IPVS:
+// this machine's, if it has it, otherwise User-mode Linux (package uml).
 package ipvskernel
 
 import (

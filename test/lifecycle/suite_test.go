@@ -1,5 +1,5 @@
-// Package lifecycle tests controller and agents together against a real API
-// server, with kernels in memory: what begins in one and ends in the other.
+// Package lifecycle tests controller and agents together, with a real API server and
+// kernels in memory.
 package lifecycle
 
 import (

@@ -1,5 +1,5 @@
-// Package load makes new connections to Services at a steady pace, holds others
-// open, and notes which of them fail.
+// Package load makes new connections to Services at a steady pace, keeps others open, and
+// records which of them fail.
 package load
 
 import (

@@ -78,7 +78,7 @@ func TestManageClusterObjects(t *testing.T) {
 	proxy := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
 	create(t, server.client, proxy)
 	eventually(t, func(ctx context.Context) error {
-		return isRefusal(label(ctx, writer, &v1alpha1.NodeProxy{ObjectMeta: proxy.ObjectMeta}), "may change nothing of NodeProxy")
+		return isRefusal(label(ctx, writer, &v1alpha1.NodeProxy{ObjectMeta: proxy.ObjectMeta}), "can only change its own finalizer")
 	})
 	eventually(t, func(ctx context.Context) error {
 		system := &corev1.Namespace{}
@@ -149,7 +149,7 @@ func policiesRefuse(t *testing.T, writer client.Client) {
 		"labels of a Node": {
 			func(ctx context.Context) error {
 				return label(ctx, writer, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: own}})
-			}, "may change nothing of a Node",
+			}, "can only remove the taint",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,6 @@
-// Package manifests_test proves against a real API server what the manifests of
-// config promise: that the API server takes each of them, and that the rights in
-// them let the controller and the agents do their work and nothing else.
+// Package manifests_test tests the manifests of config against a real API server: it
+// accepts each of them, and their permissions let the controller and the agents do their
+// work and nothing else.
 package manifests_test
 
 import (

@@ -1,6 +1,6 @@
-// Package mustgather_test runs hack/must-gather against a real API server: with
-// all there is, without rights, and without an answer. There are no kubelets, so
-// nothing can be run in pods.
+// Package mustgather_test runs hack/must-gather against a real API server: with full
+// permissions, without permissions, and without a response. Without kubelets nothing can
+// run in pods.
 package mustgather_test
 
 import (

@@ -42,7 +42,7 @@ func TestBesideKubeProxy(t *testing.T) {
 	})
 	e.startAgent()
 	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, `answers "iptables"`)
-	e.expect(v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue, v1alpha1.ReasonConflictingProxy, "stop it on this node")
+	e.expect(v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue, v1alpha1.ReasonConflictingProxy, "Stop it on this node")
 	e.until(e.ready) // there is nothing more to do for it, so that a rollout may go on
 	if diff := cmp.Diff(before, e.rules()); diff != "" {
 		t.Errorf("the agent touched rules beside kube-proxy (-before +after):\n%s", diff)

@@ -68,7 +68,7 @@ func TestConfinedAgent(t *testing.T) {
 		e.until(e.apiServerAnswers)
 		e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
 		e.until(func(context.Context) error {
-			if message := e.message(); message != "the kernel holds what is wanted" {
+			if message := e.message(); message != "The desired state is programmed." {
 				return fmt.Errorf("%s: Programmed says %s", variant, message)
 			}
 			return nil

@@ -61,7 +61,7 @@ func TestFamilies(t *testing.T) {
 	if err := e.nodeproxy.Cluster.Client().Create(t.Context(), six); err != nil {
 		t.Fatal(err)
 	}
-	const todo = "IPv6 is switched off on the node; set the sysctl net.ipv6.conf.all.disable_ipv6 to 0"
+	const todo = "IPv6 is disabled on the node; set the sysctl net.ipv6.conf.all.disable_ipv6 to 0"
 	e.expect(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, todo)
 	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, todo)
 	e.families("IPv4")

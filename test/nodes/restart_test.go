@@ -105,9 +105,9 @@ func (o *outage) logs(agent *cluster.Process, text string, times int) {
 }
 
 const (
-	firstSet = "The kernel holds a first complete set of rules"
-	goingBy  = "going by the last good set on this node's disk"
-	answered = "the last good set on disk is not used any more"
+	firstSet = "The kernel has a first complete set of rules"
+	goingBy  = "using the checkpoint until it does"
+	answered = "the checkpoint is no longer used"
 )
 
 // TestRestartWithoutAPIServer restarts the agent, and then the node, while there
@@ -225,7 +225,7 @@ func TestStateDirectoryIsFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	log, err := os.ReadFile(agent.Log())
-	if err != nil || !strings.Contains(string(log), "can be written to this node's disk again") {
+	if err != nil || !strings.Contains(string(log), "can be written again") {
 		t.Errorf("%v; %s", err, agent.Tail())
 	}
 }

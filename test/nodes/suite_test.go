@@ -1,5 +1,5 @@
-// Package nodes runs the controller and agents as processes in a local cluster
-// and looks at what the nodes' kernels and the objects say.
+// Package nodes runs the controller and agents as processes in a local cluster, and checks
+// the nodes' kernels and the objects.
 package nodes
 
 import (

@@ -61,7 +61,7 @@ func TestConnectionTracking(t *testing.T) {
 	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed,
 		"but: net.netfilter.nf_conntrack_max is "+strings.TrimSpace(before["max"])+", not ")
 	e.patch(`{"spec":{"settings":{"conntrack":{"maxPerCore":0}}}}`)
-	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
+	e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed")
 	e.until(e.settled)
 	if d := e.own().Status.Drift; d != nil && d.Repairs > 0 {
 		t.Errorf("rules that follow a sysctl count as repaired: %+v", d)

@@ -197,7 +197,7 @@ func TestKubeProxyStartsBesideTheAgent(t *testing.T) {
 	start = time.Now()
 	k.silence()
 	k.end(proxies)
-	k.reports(v1alpha1.ReasonConflictingProxy, "has shown no sign since")
+	k.reports(v1alpha1.ReasonConflictingProxy, "has not been detected since")
 	k.silent("within 10 s after kube-proxy has stopped")
 	k.reports(v1alpha1.ReasonProgrammed, "")
 	if took := time.Since(start); took < 9*time.Second {
@@ -266,19 +266,19 @@ func TestAudit(t *testing.T) {
 	k.reports(v1alpha1.ReasonAuditInSync, "another proxy runs")
 
 	k.end(proxies)
-	k.reports(v1alpha1.ReasonAuditInSync, "nobody maintains the rules")
+	k.reports(v1alpha1.ReasonAuditInSync, "no program maintains the rules")
 	k.ports(false)
 	for _, node := range k.cluster.Nodes() {
 		k.removeRule(node)
 	}
-	k.reports(v1alpha1.ReasonAuditDiffers, "nobody maintains the rules")
+	k.reports(v1alpha1.ReasonAuditDiffers, "no program maintains the rules")
 	k.silent("with Audit")
 
 	k.patch(`{"spec":{"settings":{"enforcement":null}}}`)
-	k.reports(v1alpha1.ReasonProgrammed, "the kernel holds what is wanted")
+	k.reports(v1alpha1.ReasonProgrammed, "The desired state is programmed")
 	k.ports(true)
 	k.patch(`{"spec":{"settings":{"enforcement":"Audit"}}}`)
-	k.reports(v1alpha1.ReasonAuditInSync, "nobody maintains the rules")
+	k.reports(v1alpha1.ReasonAuditInSync, "no program maintains the rules")
 	k.ports(false)
 	k.silence()
 	for _, node := range k.cluster.Nodes() {

@@ -1,9 +1,8 @@
 // Package parity proves that nodeproxy-agent writes the rules that kube-proxy
-// writes. Both run side by side, each in a network namespace of its own, under
-// the same node name and with the same node addresses, on the objects of one
-// API server. Worlds of Services, EndpointSlices and settings are generated
-// from a seed and changed step by step; after each step both must hold the same
-// rules, apart from what differences.go lists.
+// writes. Both run side by side, each in its own network namespace, with the same
+// node name and addresses, on the objects of one API server. Worlds of Services,
+// EndpointSlices and settings are generated from a seed and changed step by step;
+// after each step both must have the same rules, apart from what differences.go lists.
 //
 //	rules           reads iptables-save and compares two sets of rules
 //	worlds          draws worlds and stores them in an API server

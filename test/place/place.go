@@ -1,9 +1,9 @@
-// Package place makes network namespaces, with servers and clients in them, for tests
-// that build the node around a data plane themselves. A place is the network namespace
-// of a thread, so it goes with the test whatever happens. The places of package
-// test/cluster belong to a cluster with a control plane, have names, which the test has
-// to remove, and have their servers in processes; these need nothing but the kernel, be
-// it one of package test/uml in which the test is the first process.
+// Package place creates network namespaces, with servers and clients in them, for tests
+// that build the node around a data plane themselves. A place is the network namespace of
+// a thread, so it disappears with the test. Those of package test/cluster belong to a
+// cluster with a control plane, have names that the test must remove, and have servers in
+// processes; these need only the kernel, even one of package test/uml in which the test is
+// the first process.
 package place
 
 import (

@@ -1,4 +1,3 @@
-// Package rollouts follows changes of settings as they go from node to node, by
-// what the API server has stored and in that order: nothing that lasted only for a
-// moment is overlooked.
+// Package rollouts follows changes of settings from node to node in the order in which the
+// API server stored them, so that it misses no state, however short.
 package rollouts

@@ -8,15 +8,16 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 )
 
 // stepped is a kernel that takes each change by itself, as netlink does, and has
 // the recorder look at it after each.
 type stepped struct {
-	*ipvsmodel.Kernel
+	*ipvstest.Kernel
 	*recorder
 }
 
@@ -78,7 +79,7 @@ func newSteppedWorld(t *testing.T) *world {
 	w.newPlane = func() dataplane.Dataplane {
 		return ipvs.New(dataplane.IPv4, ipvs.Options{
 			Kernel: stepped{w.ipvs, w.recorder},
-			Rules:  iptables.NewKeeper(dataplane.IPv4, iptables.Options{Model: w.recorder}),
+			Rules:  iptables.NewFixedRules(ipvs.Declaration(), dataplane.IPv4, iptables.Options{Modes: modes.Declarations(), Model: w.recorder}),
 		})
 	}
 	w.plane = w.newPlane()
@@ -149,7 +150,7 @@ func TestOneEndpointChangedInIPVS(t *testing.T) {
 	var got []string
 	for _, c := range w.ipvs.Calls() {
 		if c.Method != "Open" {
-			got = append(got, c.String())
+			got = append(got, ipvstest.Text(c))
 		}
 	}
 	want := []string{

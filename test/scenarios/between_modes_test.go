@@ -23,10 +23,10 @@ func newModesWorld(t *testing.T) *world {
 	w.recorder = &recorder{Kernel: w.kernel}
 	sysctl := t.TempDir()
 	w.newPlane = func() dataplane.Dataplane {
-		o := iptables.Options{Model: w.recorder, SysctlFolder: sysctl}
+		o := iptables.Options{Modes: modes.Declarations(), Model: w.recorder, SysctlFolder: sysctl}
 		return modes.New(
 			modes.Plane{Declaration: iptables.Declaration(), Retirer: iptables.New(family, o)},
-			modes.Plane{Declaration: ipvs.Declaration(), Retirer: ipvs.New(family, ipvs.Options{Kernel: stepped{w.ipvs, w.recorder}, Rules: iptables.NewKeeper(family, o)})},
+			modes.Plane{Declaration: ipvs.Declaration(), Retirer: ipvs.New(family, ipvs.Options{Kernel: stepped{w.ipvs, w.recorder}, Rules: iptables.NewFixedRules(ipvs.Declaration(), family, o)})},
 		)
 	}
 	w.plane = w.newPlane()

@@ -1,6 +1,5 @@
-// Package scenarios tests the fate of packets in the situations by which kube-proxy's
-// behavior is described. Each test goes the whole way:
-// Kubernetes objects are rendered as the controller does, combined and planned
-// as an agent does, given to a model of the kernel as input of iptables-restore,
-// and there packets are traced.
+// Package scenarios tests what happens to packets in the situations that describe
+// kube-proxy's behavior. Each test covers the whole path: Kubernetes objects are rendered
+// as by the controller, combined and planned as by an agent, and loaded into a model of the
+// kernel as input of iptables-restore, in which packets are traced.
 package scenarios

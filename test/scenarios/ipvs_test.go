@@ -7,9 +7,10 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -19,9 +20,9 @@ func newIPVSWorld(t *testing.T, family dataplane.Family) *world {
 	if family == dataplane.IPv6 {
 		addresses = addresses6
 	}
-	k := ipvsmodel.New(family, addresses...)
+	k := ipvstest.New(family, addresses...)
 	return &world{kernel: k.Tables, ipvs: k, World: New(t, family, func() dataplane.Dataplane {
-		return ipvs.New(family, ipvs.Options{Kernel: k, Rules: iptables.NewKeeper(family, iptables.Options{Model: k.Tables})})
+		return ipvs.New(family, ipvs.Options{Kernel: k, Rules: iptables.NewFixedRules(ipvs.Declaration(), family, iptables.Options{Modes: modes.Declarations(), Model: k.Tables})})
 	})}
 }
 

@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 )
 
 // world is a World on a model of the kernel.
@@ -27,7 +27,7 @@ type world struct {
 	kernel   *iptablesmodel.Kernel
 	recorder *recorder
 	// ipvs is the model that kernel is a part of; nil in mode IPTables.
-	ipvs *ipvsmodel.Kernel
+	ipvs *ipvstest.Kernel
 	// instead are outcomes that differ in the world's mode.
 	instead func(from, to string) (want string, differs bool)
 	// mapped: IPv6 addresses stand for the IPv4 addresses of objects and packets.
@@ -97,7 +97,7 @@ func (w *world) packet(from, to string) iptablesmodel.Packet {
 		p.Protocol, to = protocol, rest
 	}
 	p.Destination = netip.MustParseAddrPort(to)
-	if w.ipvs != nil && p.Source == netip.MustParseAddr(w.tr(sources[family][NODE])) && w.kernel.IPVS.Bound(p.Destination.Addr()) {
+	if w.ipvs != nil && p.Source == netip.MustParseAddr(w.tr(sources[family][NODE])) && w.kernel.Balancer.Bound(p.Destination.Addr()) {
 		p.Source = p.Destination.Addr() // the kernel chooses a local address for a local destination
 	}
 	switch {
@@ -112,7 +112,7 @@ func (w *world) packet(from, to string) iptablesmodel.Packet {
 
 // local reports whether a is an address of the node.
 func (w *world) local(a netip.Addr) bool {
-	return slices.Contains(w.kernel.Addresses(), a) || w.ipvs != nil && w.kernel.IPVS.Bound(a)
+	return slices.Contains(w.kernel.Addresses(), a) || w.ipvs != nil && w.kernel.Balancer.Bound(a)
 }
 
 // sees checks what becomes of a packet. want is one of the fates, or the

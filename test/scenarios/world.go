@@ -138,8 +138,8 @@ func (w *World) renderNode(bySvc map[types.NamespacedName][]*discoveryv1.Endpoin
 	for name, list := range bySvc {
 		all = append(all, render.ServiceSlices{Service: name, Slices: list})
 	}
-	members := render.Members(w.Node.Name, all, nil).Services
-	spec, ok := render.Node(render.NodeInput{Node: w.Node, Settings: settings, Members: members, FormatVersion: v1alpha1.FormatVersion})
+	members := render.LocalEndpoints(w.Node.Name, all, nil).Services
+	spec, ok := render.Node(render.NodeInput{Node: w.Node, Settings: settings, LocalEndpoints: members, FormatVersion: v1alpha1.FormatVersion})
 	if !ok {
 		w.Fatal("no rules are rendered for the node")
 	}

@@ -12,7 +12,7 @@ import (
 // health. The scheduler gives none of them a node with an agent, because the agent's pod has
 // the port at all addresses. So there is nothing to measure.
 func TestHostPorts(t *testing.T) {
-	agents, err := agentdeploy.DaemonSet(nil, "nodeproxy-system", "image")
+	agents, err := agentdeploy.DaemonSet(nil, agentdeploy.Options{Image: "image"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
-// Package uml runs programs and tests in a kernel of their own, User-mode Linux,
-// for what only the host's network namespace can do, what would disturb the whole
-// machine, and what needs modules that this machine's kernel has not, such as IPVS.
+// Package uml runs programs and tests in their own kernel, User-mode Linux: what only works
+// in the host's network namespace, would disturb the whole machine, or needs modules that
+// this machine's kernel lacks, such as IPVS.
 //
 // The kernel has this machine's files as its root file system, so what is written
 // outside of temporary directories stays; /run, /var/lib and /var/log are its own, in
@@ -10,13 +10,12 @@
 //
 // The first process of the kernel is the program that calls Run: its main function,
 // or the TestMain of its package, has to call Boot before all else (Main does). It
-// sets the machine up and runs there what Run was asked for: other arguments of the
-// same program, or another program, with the environment and the working directory of
-// the caller. What that prints appears as it is printed. What it starts in turn ends
-// with it.
+// sets the machine up and runs there what the caller of Run has requested: other arguments
+// of the same program, or another program, with the caller's environment and working
+// directory. Its output appears at once. The processes that it starts end with it.
 //
-// Package cluster runs in the kernel as it does outside. Programs that Go builds are
-// better built before, outside: see cluster.Build and Options.Env.
+// Package cluster runs in the kernel as it does outside. Build Go programs before, outside:
+// see cluster.Build and Options.Env.
 package uml
 
 import (

@@ -1,6 +1,5 @@
-// Package dataplanetest holds a data plane in memory, for tests of what stands
-// above the data planes. It models what a kernel holds, not which calls were
-// made.
+// Package dataplanetest has a data plane in memory, for tests of the code above the data planes. It
+// models the kernel state, not the calls.
 package dataplanetest
 
 import (
@@ -14,8 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Fake is a data plane whose kernel is a map. Tests may look at it and change
-// it from other goroutines.
+// Fake is a data plane whose kernel is a map. It is safe for concurrent use.
 type Fake struct {
 	mu          sync.Mutex
 	kernel      map[dataplane.ServiceName]*dataplane.Service
@@ -85,7 +83,7 @@ func (f *Fake) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	}
 }
 
-// Sign lets those who watch notice a change by another program.
+// Sign reports a change by another program to Watch.
 func (f *Fake) Sign(c dataplane.Change) { f.signs <- c }
 
 // Supported implements dataplane.Dataplane.
@@ -151,7 +149,7 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 			continue
 		}
 		if _, keep := r.Keep[name]; keep && r.Services[name] != nil && f.kernel[name] != nil {
-			continue // what is there may be newer
+			continue // the kernel's may be newer
 		}
 		if f.write(name, r.Services[name]) {
 			result.ServicesChanged++
@@ -169,7 +167,7 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 	return result, nil
 }
 
-// write makes the kernel hold svc and reports whether that changed it.
+// write writes svc to the kernel and reports whether that changed it.
 func (f *Fake) write(name dataplane.ServiceName, svc *dataplane.Service) bool {
 	delete(f.refused, name)
 	f.tries[name]++
@@ -224,7 +222,7 @@ func (f *Fake) audit(r *dataplane.Ruleset) (dataplane.Difference, error) {
 	if f.failure != nil {
 		return dataplane.Difference{}, f.failure
 	}
-	f.needsFull = true // as a data plane that does not know what others write
+	f.needsFull = true // like a data plane that does not know what others write
 	a := dataplane.Difference{Warnings: slices.Clone(f.warnings)}
 	for name, svc := range r.Services {
 		if held := f.kernel[name]; held != svc {
@@ -243,7 +241,7 @@ func (f *Fake) audit(r *dataplane.Ruleset) (dataplane.Difference, error) {
 	return a, nil
 }
 
-// Audits counts the comparisons since the start.
+// Audits returns the number of audits.
 func (f *Fake) Audits() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -274,8 +272,7 @@ func (f *Fake) Retire(context.Context, *dataplane.Ruleset) (string, error) {
 	return "", nil
 }
 
-// Drain has Retire leave everything for now, because of what is said; empty ends
-// that.
+// Drain makes Retire leave everything, for a reason; an empty one ends that.
 func (f *Fake) Drain(why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -303,15 +300,14 @@ func (f *Fake) LackMode(mode v1alpha1.ProxyMode, why error) {
 	f.lacks[mode] = why
 }
 
-// Asked counts how often it was asked whether the node can run a mode.
+// Asked returns the number of calls of Supported.
 func (f *Fake) Asked() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.asked
 }
 
-// count stands for chains and rules: one chain for each Service, one rule for
-// each of its ports.
+// count counts one chain for each Service, and one rule for each of its ports.
 func (f *Fake) count() dataplane.Counts {
 	out := dataplane.Counts{}
 	for _, svc := range f.kernel {
@@ -321,7 +317,7 @@ func (f *Fake) count() dataplane.Counts {
 	return out
 }
 
-// Services lists what the kernel has, sorted.
+// Services returns the Services in the kernel, sorted.
 func (f *Fake) Services() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -333,7 +329,7 @@ func (f *Fake) Services() []string {
 	return names
 }
 
-// Service returns what the kernel has of one Service; nil: nothing.
+// Service returns a Service in the kernel; nil: it is missing.
 func (f *Fake) Service(namespace, name string) *dataplane.Service {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -347,39 +343,39 @@ func (f *Fake) Node() dataplane.Node {
 	return f.node
 }
 
-// Writes counts the Services written or removed since the start.
+// Writes returns the number of Services written or removed.
 func (f *Fake) Writes() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.writes
 }
 
-// ChangeFacts lets facts of the node change by themselves.
+// ChangeFacts reports changed facts of the node to Follow.
 func (f *Fake) ChangeFacts() { f.changes <- struct{}{} }
 
-// Rechecks counts the successful Applies that took up changed facts.
+// Rechecks returns the number of successful Applies with Recheck.
 func (f *Fake) Rechecks() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.rechecks
 }
 
-// Plant puts rules into the kernel that nobody asked for.
+// Plant adds rules of no Service to the kernel.
 func (f *Fake) Plant(svc *dataplane.Service) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.kernel[svc.Name] = svc
 }
 
-// Remove takes a Service's rules out of the kernel, as another program would.
+// Remove removes a Service's rules from the kernel, like another program.
 func (f *Fake) Remove(namespace, name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.kernel, dataplane.ServiceName{Namespace: namespace, Name: name})
 }
 
-// Doubt makes the next Apply full even if it is not asked to be, as of a data
-// plane that finds the kernel other than it left it.
+// Doubt makes the next Apply full without a request, as if the kernel had been modified
+// externally.
 func (f *Fake) Doubt() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -408,21 +404,21 @@ func (f *Fake) Warn(warnings ...string) {
 	f.warnings = warnings
 }
 
-// Tries counts how often an Apply has tried to write one Service.
+// Tries returns how often an Apply has tried to write one Service.
 func (f *Fake) Tries(namespace, name string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.tries[dataplane.ServiceName{Namespace: namespace, Name: name}]
 }
 
-// Refuse makes the kernel refuse one Service; an empty reason ends that.
+// Refuse makes the kernel reject one Service; an empty reason ends that.
 func (f *Fake) Refuse(namespace, name, reason string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refuses[dataplane.ServiceName{Namespace: namespace, Name: name}] = reason
 }
 
-// Reduce has one Service lack something that is another's.
+// Reduce makes one Service lack something that another Service has.
 func (f *Fake) Reduce(namespace, name, reason string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Large returns, by what is large in it, how to make a Service of a size.
+// Large returns functions that return a Service of a size, by what is large in it.
 func Large() map[string]func(size int) *dataplane.Service {
 	base := func() *dataplane.Service {
 		return &dataplane.Service{
@@ -69,7 +69,7 @@ func largePort(number int) dataplane.Port {
 	}
 }
 
-// numbered is an address of 10.net.0.0/16 and what follows.
+// numbered returns an address of 10.net.0.0/16 or above.
 func numbered(net byte, i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, net + byte(i>>16), byte(i >> 8), byte(i)}) //nolint:gosec // parts of a number
 }

@@ -12,25 +12,25 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// Addresses tracks the addresses of the node's interfaces, as far as rules depend on them. The
-// zero value is ready for use. Its methods may be called from several goroutines.
+// Addresses tracks the addresses of the node's interfaces on which rules depend. The zero value
+// is ready for use. Its methods are safe for concurrent use.
 type Addresses struct {
 	last atomic.Pointer[noted]
 }
 
-// noted is what rules were last planned by.
+// noted is the basis of the last plan.
 type noted struct {
 	addresses []netip.Addr
 	derive    func(interfaces []netip.Addr) []netip.Addr
 }
 
-// Note notes what rules are planned by: the addresses that derive makes of those of interfaces.
+// Note notes the addresses by which rules are planned: those that derive returns for those of
+// interfaces.
 func (a *Addresses) Note(addresses []netip.Addr, derive func(interfaces []netip.Addr) []netip.Addr) {
 	a.last.Store(&noted{slices.Clone(addresses), derive})
 }
 
-// Changed reports whether rules would be planned by other addresses now. Before the first Note
-// they would not.
+// Changed reports whether these addresses have changed. Before the first Note they have not.
 func (a *Addresses) Changed(read func() ([]netip.Addr, error)) bool {
 	last := a.last.Load()
 	if last == nil {
@@ -40,16 +40,22 @@ func (a *Addresses) Changed(read func() ([]netip.Addr, error)) bool {
 	return err == nil && !slices.Equal(last.addresses, last.derive(now))
 }
 
-// Follow calls changed whenever rules have to be planned by other addresses, until ctx is done.
+// Follow calls changed whenever these addresses have changed, until ctx is done.
 func (a *Addresses) Follow(ctx context.Context, c clock.Clock, subscribe func(done <-chan struct{}) (<-chan struct{}, error), read func() ([]netip.Addr, error), changed func()) {
-	dataplane.FollowEvents(ctx, c, subscribe, func() {
+	look := func() {
 		if a.Changed(read) {
 			changed()
 		}
-	})
+	}
+	s := dataplane.Subscription[struct{}]{
+		Clock: c, Subscribe: subscribe,
+		Begun:   func(bool) { look() }, // for earlier events
+		Settled: look,
+	}
+	s.Follow(ctx)
 }
 
-// NodePortWarning says that NodePorts answer nowhere, where a Service has one.
+// NodePortWarning warns, if a Service has a NodePort, that NodePorts answer nowhere.
 func NodePortWarning(family dataplane.Family, ports dataplane.NodePorts, services map[dataplane.ServiceName]*dataplane.Service) string {
 	where := ""
 	if len(ports.Ranges) > 0 {

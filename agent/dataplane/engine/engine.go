@@ -1,3 +1,11 @@
+// Package engine implements Apply by the narrow operations of a data plane: it decides between
+// a pass over the changed Services and a full one, tracks which Services the kernel rejects,
+// finds those at fault among many, and follows the node's addresses. It knows no kernel.
+//
+//   - engine.go: Apply, and the operations that it needs
+//   - services.go: which Services are written, wait, or stay rejected
+//   - isolate.go: writes many Services at a time, and finds those that the kernel rejects
+//   - addresses.go: when the node's addresses have changed
 package engine
 
 import (
@@ -12,91 +20,91 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// ErrFull is wrapped by errors after which only a full pass can tell what the kernel has.
+// ErrFull is wrapped by errors that require a full pass, because the actual state is unknown.
 var ErrFull = errors.New("the kernel may not have what was written")
 
-// Effect is what changed facts of the node mean for an Apply.
+// Effect is the effect of changed facts of the node on an Apply.
 type Effect int
 
 // Effects of changed facts.
 const (
 	// NoEffect: rules of Services do not depend on what has changed.
 	NoEffect Effect = iota
-	// AllServices have to be planned anew.
+	// AllServices must be planned again.
 	AllServices
-	// TakesFull: it takes a full pass.
+	// TakesFull: a full pass is needed.
 	TakesFull
 )
 
-// Operations are what a data plane does for an Engine.
+// Operations are the operations of a data plane that an Engine needs.
 type Operations interface {
-	// Open makes the kernel available. It costs next to nothing where it is.
+	// Open makes the kernel available. It costs next to nothing if it already is.
 	Open(ctx context.Context) error
-	// Known reports whether it is known what the kernel has.
+	// Known reports whether the actual state is known.
 	Known() bool
-	// Recheck takes up facts of the node that may have changed.
+	// Recheck reads facts of the node that may have changed.
 	Recheck(ctx context.Context, r *dataplane.Ruleset) (Effect, error)
-	// Change writes some Services, sorted, alone, and returns how many have changed. All: those
-	// are all Services, because of changed facts. Where that takes a full pass, the error wraps
-	// ErrFull.
+	// Change writes only some Services, which are sorted, and returns how many have changed.
+	// All: these are all Services, because of changed facts. If that takes a full pass, the
+	// error wraps ErrFull.
 	Change(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName, all bool) (changed int, err error)
-	// Full reads the kernel, compares everything and writes the difference. Asked is false where
-	// changes by another program may be why it is needed. It sets Engine.Rejected and Kept.
+	// Full reads the kernel, compares everything and writes the difference. Asked is false if
+	// changes by another program may be the reason. It sets Engine.Rejected and Kept.
 	Full(ctx context.Context, r *dataplane.Ruleset, asked bool) (FullPass, error)
-	// Large reports whether Services that are not large should not wait for this one. A nil
-	// Service has ended.
+	// Large reports whether smaller Services should not wait for this one. A nil Service has
+	// ended.
 	Large(name dataplane.ServiceName, svc *dataplane.Service) bool
-	// Conflicts yields the Services that do not have all that they ask for, because it is
-	// another's.
+	// Conflicts yields the Services that do not have everything that they ask for, because
+	// another Service or program has it.
 	Conflicts() iter.Seq2[dataplane.ServiceName, Conflict]
-	// Report adds to the result of an Apply what only the data plane knows.
+	// Report completes the result of an Apply.
 	Report(r *dataplane.Ruleset, result *dataplane.Result)
 }
 
-// FullPass is what a full pass did.
+// FullPass is the result of a full pass.
 type FullPass struct {
 	// Changed is the number of Services that were written.
 	Changed int
-	// Repaired is what another program had changed, as far as it is known.
+	// Repaired is what another program had changed, as far as known.
 	Repaired dataplane.Difference
 }
 
-// Conflict is why a Service does not have all that it asks for.
+// Conflict is why a Service does not have everything that it asks for.
 type Conflict struct {
 	Reason string
-	// Served is the Service as it is served all the same.
+	// Served is the Service as it is served nevertheless.
 	Served *dataplane.Service
 }
 
-// Rejection is why the kernel does not have what is desired of a Service. P is the plan of a
+// Rejection is why the kernel does not have the desired state of a Service. P is the plan of a
 // Service.
 type Rejection[P any] struct {
 	Reason string
-	// Proven: the kernel rejected this very Service. Otherwise it was among
-	// others when time was up.
+	// Proven: the kernel rejected this Service alone. Otherwise it was among others when time
+	// was up.
 	Proven bool
-	// Held is what the kernel has of the Service; nil for nothing. Unknown: that is not known.
+	// Held is the actual state of the Service; nil: the kernel has nothing. Unknown: it is
+	// unknown.
 	Held    *P
 	Unknown bool
 }
 
 // Engine applies Rulesets by the operations of a data plane. Its methods are not called
-// concurrently, but for Begun.
+// concurrently, except Begun.
 type Engine[P any] struct {
 	// Rejected are the Services that the kernel rejects.
 	Rejected map[dataplane.ServiceName]Rejection[P]
-	// Kept are the Services of which the kernel may have something newer than what was planned;
-	// see Ruleset.Keep.
+	// Kept are the Services whose actual state may be newer than the plan; see Ruleset.Keep.
 	Kept map[dataplane.ServiceName]struct{}
 
 	ops   Operations
 	clock clock.PassiveClock
-	// retried is when a rejected Service of a namespace last had a full pass made.
+	// retried is when a rejected Service of a namespace last caused a full pass.
 	retried map[string]time.Time
 	begun   chan struct{}
 }
 
-// New makes an Engine.
+// New returns an Engine.
 func New[P any](ops Operations, c clock.PassiveClock) *Engine[P] {
 	return &Engine[P]{
 		Rejected: map[dataplane.ServiceName]Rejection[P]{}, ops: ops, clock: c,
@@ -104,10 +112,10 @@ func New[P any](ops Operations, c clock.PassiveClock) *Engine[P] {
 	}
 }
 
-// Begun is closed once the kernel is known for the first time.
+// Begun is closed once the actual state is known for the first time.
 func (e *Engine[P]) Begun() <-chan struct{} { return e.begun }
 
-// Begin notes that the kernel is known.
+// Begin notes that the actual state is known.
 func (e *Engine[P]) Begin() {
 	select {
 	case <-e.begun:
@@ -116,8 +124,8 @@ func (e *Engine[P]) Begin() {
 	}
 }
 
-// Apply writes the changed Services alone where it is known what the kernel has, or else reads
-// and compares all of it.
+// Apply writes only the changed Services if the actual state is known, or else reads and
+// compares everything.
 func (e *Engine[P]) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
 	if err := e.ops.Open(ctx); err != nil {
 		return dataplane.Result{}, err
@@ -151,8 +159,8 @@ func (e *Engine[P]) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	return result, nil
 }
 
-// Change writes the Services that have changed, and then those that were rejected and are not to
-// rest. Done is false if a full pass has to look after some of it.
+// Change writes the Services that have changed and the rejected ones that are due again. Done is
+// false if some of them need a full pass.
 func (e *Engine[P]) Change(ctx context.Context, r *dataplane.Ruleset, all bool) (changed int, done bool, err error) {
 	names, done := e.toWrite(r, all)
 	if len(names) == 0 && !all {

@@ -6,34 +6,34 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// Isolation writes many Services at a time. Where the kernel rejects a batch, those at fault are
-// found, and the others are written. Meanwhile nothing else is: so the number of runs is
-// limited. What is left then counts as rejected and is tried again later.
+// Isolation writes many Services at a time. If the kernel rejects a batch, it finds those at
+// fault and writes the others. Nothing else is written meanwhile, so the number of runs is
+// limited; the rest then counts as rejected and is retried later.
 type Isolation[P any] struct {
-	// Limit bounds the runs that are rejected, RetryLimit those more for Services of which it was
+	// Limit bounds the rejected runs, RetryLimit further ones for Services whose rejection was
 	// proven before.
 	Limit, RetryLimit int
-	// Capacity is the size of a batch, and Size that of a Service at most. A Service of more than
-	// LargeSize is written after the others.
+	// Capacity is the maximum size of a batch, and Size an upper bound of that of a Service. A
+	// Service of more than LargeSize is written after the others.
 	Capacity, LargeSize int
 	Size                func(dataplane.ServiceName) int
-	// Rejection reports whether an error is the kernel's rejection, and Suspects which Services of
-	// a batch it names as at fault, and which are the rest.
+	// Rejection reports whether an error is the kernel's rejection. Suspects returns which
+	// Services of a batch it blames, and the rest.
 	Rejection func(error) bool
 	Suspects  func(batch []dataplane.ServiceName, err error) (suspects, rest []dataplane.ServiceName)
 	// Former are the Services that were rejected before.
 	Former map[dataplane.ServiceName]Rejection[P]
-	// Rejected are those at fault, Changed those that were written. It adds to both.
+	// Rejected are those at fault, Changed the written ones. It adds to both.
 	Rejected map[dataplane.ServiceName]Rejection[P]
 	Changed  map[dataplane.ServiceName]struct{}
-	// Runs counts those that were rejected.
+	// Runs counts the rejected runs.
 	Runs int
 
-	used map[string]int // Runs for Services of one namespace alone
+	used map[string]int // rejected runs with Services of one namespace
 }
 
-// Write writes what is desired of Services. Those that are large and those that have been
-// rejected before come last, so that others do not wait for them.
+// Write writes Services. Large ones and those that were rejected before come last, so that others
+// do not wait for them.
 func (p *Isolation[P]) Write(names []dataplane.ServiceName, write func(batch []dataplane.ServiceName) error) error {
 	var fresh, large, unproven, proven []dataplane.ServiceName
 	sizes := p.sizes(names)
@@ -57,7 +57,7 @@ func (p *Isolation[P]) Write(names []dataplane.ServiceName, write func(batch []d
 	return p.writeWithin(p.Runs+p.RetryLimit, proven, sizes, write)
 }
 
-// sizes are those of Services. That of a single one decides nothing, and takes time.
+// sizes returns the sizes of Services. That of a single one is irrelevant, and takes time.
 func (p *Isolation[P]) sizes(names []dataplane.ServiceName) map[dataplane.ServiceName]int {
 	out := make(map[dataplane.ServiceName]int, len(names))
 	if len(names) > 1 {
@@ -68,9 +68,8 @@ func (p *Isolation[P]) sizes(names []dataplane.ServiceName) map[dataplane.Servic
 	return out
 }
 
-// writeWithin writes until limit runs have been rejected in this pass. Then
-// each part that is left is tried once more, as a whole. Namespaces alternate, so that none
-// uses up what others need.
+// writeWithin writes until limit runs have been rejected in this pass. Then each remaining batch
+// is tried once more, as a whole. Namespaces alternate, so that none uses up the limit.
 func (p *Isolation[P]) writeWithin(limit int, names []dataplane.ServiceName, sizes map[dataplane.ServiceName]int, write func([]dataplane.ServiceName) error) error {
 	queue := batches(names, sizes, p.Capacity)
 	for len(queue) > 0 {
@@ -101,7 +100,7 @@ func (p *Isolation[P]) writeWithin(limit int, names []dataplane.ServiceName, siz
 		if suspects, rest := p.Suspects(batch, err); len(suspects) > 0 && len(rest) > 0 {
 			queue = append(queue, rest)
 			single := min(len(suspects), limit-p.Runs)
-			for i := range single { // each by itself, which proves it or not
+			for i := range single { // each alone, which proves it or not
 				queue = append(queue, suspects[i:i+1])
 			}
 			if single < len(suspects) {
@@ -109,15 +108,14 @@ func (p *Isolation[P]) writeWithin(limit int, names []dataplane.ServiceName, siz
 			}
 			continue
 		}
-		// Both halves to the end: a part in which no Service is at fault is found
-		// soon, wherever it is.
+		// Both halves go to the end: a part without a fault is found soon, wherever it is.
 		half := len(batch) / 2
 		queue = append(queue, batch[:half], batch[half:])
 	}
 	return nil
 }
 
-// next is the first of those batches whose namespace had the fewest runs rejected.
+// next returns the first of the batches whose namespace had the fewest rejected runs.
 func (p *Isolation[P]) next(queue [][]dataplane.ServiceName) int {
 	best := 0
 	for i, batch := range queue {
@@ -128,7 +126,7 @@ func (p *Isolation[P]) next(queue [][]dataplane.ServiceName) int {
 	return best
 }
 
-// use counts a run that was rejected against the namespace of a batch.
+// use counts a rejected run for the namespace of a batch.
 func (p *Isolation[P]) use(batch []dataplane.ServiceName) {
 	if p.used == nil {
 		p.used = map[string]int{}
@@ -136,7 +134,7 @@ func (p *Isolation[P]) use(batch []dataplane.ServiceName) {
 	p.used[batch[0].Namespace]++
 }
 
-// reject notes Services as rejected. What was proven before stays proven.
+// reject notes Services as rejected. A proof remains.
 func (p *Isolation[P]) reject(names []dataplane.ServiceName, r Rejection[P]) {
 	for _, name := range names {
 		delete(p.Changed, name)
@@ -148,8 +146,8 @@ func (p *Isolation[P]) reject(names []dataplane.ServiceName, r Rejection[P]) {
 	}
 }
 
-// namespaceBorder is where to part a sorted batch so that no namespace is on both sides, near
-// its middle; 0: all are of one namespace.
+// namespaceBorder returns where to split a sorted batch near its middle so that no namespace is
+// on both sides; 0: all are of one namespace.
 func namespaceBorder(batch []dataplane.ServiceName) int {
 	best, half := 0, len(batch)/2
 	for i := 1; i < len(batch); i++ {
@@ -160,8 +158,8 @@ func namespaceBorder(batch []dataplane.ServiceName) int {
 	return best
 }
 
-// batches parts Services so that each batch has at most the size of limit,
-// except where one Service is larger.
+// batches splits Services into batches of at most the size of limit, unless one Service is
+// larger.
 func batches(names []dataplane.ServiceName, sizes map[dataplane.ServiceName]int, limit int) [][]dataplane.ServiceName {
 	var out [][]dataplane.ServiceName
 	size := 0

@@ -9,29 +9,25 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// retryPause is the least time between two full passes that are made because a
-// rejected Service of one namespace has changed.
+// retryPause is the minimum time between two full passes that changes of rejected Services of
+// one namespace cause.
 const retryPause = 10 * time.Second
 
 // KeptOf returns the Services that Ruleset.Keep names and that are desired.
 func KeptOf(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
-	kept := map[dataplane.ServiceName]struct{}{}
-	for name := range r.Keep {
-		if r.Services[name] != nil {
-			kept[name] = struct{}{}
-		}
-	}
+	kept := maps.Clone(r.Keep)
+	maps.DeleteFunc(kept, func(name dataplane.ServiceName, _ struct{}) bool { return r.Services[name] == nil })
 	return kept
 }
 
-// Unknown reports whether it is not known what the kernel has of a Service.
+// Unknown reports whether the actual state of a Service is unknown.
 func (e *Engine[P]) Unknown(name dataplane.ServiceName) bool {
 	_, kept := e.Kept[name]
 	return kept || e.Rejected[name].Unknown
 }
 
-// Resting are the Services that were rejected before and are not tried this time,
-// because nothing of them has changed and their time has not come.
+// Resting returns the rejected Services that are not tried this time, because they have not
+// changed and their retry is not due.
 func (e *Engine[P]) Resting(r *dataplane.Ruleset) map[dataplane.ServiceName]Rejection[P] {
 	out := map[dataplane.ServiceName]Rejection[P]{}
 	for name := range r.Rest {
@@ -42,8 +38,8 @@ func (e *Engine[P]) Resting(r *dataplane.Ruleset) map[dataplane.ServiceName]Reje
 	return out
 }
 
-// toWrite are the Services to be written without a full pass, sorted. Done is false if there are
-// more, of which it is not known what the kernel has.
+// toWrite returns the Services to write without a full pass, sorted. Done is false if there are
+// more, whose actual state is unknown.
 func (e *Engine[P]) toWrite(r *dataplane.Ruleset, all bool) (names []dataplane.ServiceName, done bool) {
 	set := make(map[dataplane.ServiceName]struct{}, len(r.Dirty))
 	maps.Copy(set, r.Dirty)
@@ -76,10 +72,9 @@ func (e *Engine[P]) toWrite(r *dataplane.Ruleset, all bool) (names []dataplane.S
 	return slices.SortedFunc(maps.Keys(set), dataplane.ServiceName.Compare), done
 }
 
-// waits reports whether a Service of which it is not known what the kernel has
-// stays rejected for now: it takes a full pass to try it, and what is wrong in one
-// namespace must not cost all others one after the other. If it does not wait, it
-// has that now.
+// waits reports whether a Service whose actual state is unknown stays rejected for now: a try
+// takes a full pass, and one namespace must not cost all others one after the other. If it does
+// not wait, it has that now.
 func (e *Engine[P]) waits(r *dataplane.Ruleset, name dataplane.ServiceName) bool {
 	_, kept := e.Kept[name]
 	if kept || r.Services[name] == nil {
@@ -87,15 +82,15 @@ func (e *Engine[P]) waits(r *dataplane.Ruleset, name dataplane.ServiceName) bool
 	}
 	now := e.clock.Now()
 	maps.DeleteFunc(e.retried, func(_ string, at time.Time) bool { return now.Sub(at) >= retryPause })
-	if _, lately := e.retried[name.Namespace]; lately {
+	if _, recently := e.retried[name.Namespace]; recently {
 		return true
 	}
 	e.retried[name.Namespace] = now
 	return false
 }
 
-// parts are the Services to be written in one go: first those that have changed and are not
-// large, then all, if there are any large ones.
+// parts returns the Services to write together: if there are large ones, first the changed ones
+// that are not large, then all.
 func (e *Engine[P]) parts(r *dataplane.Ruleset, names []dataplane.ServiceName) [][]dataplane.ServiceName {
 	if r.Recheck {
 		return [][]dataplane.ServiceName{names}
@@ -118,9 +113,9 @@ func (e *Engine[P]) parts(r *dataplane.Ruleset, names []dataplane.ServiceName) [
 	return [][]dataplane.ServiceName{small, names}
 }
 
-// NoneTaken is an error where it is proven that the kernel takes none of the n Services, which are of
-// several namespaces: then the fault is not in single Services. Within one
-// namespace it may be in all of them.
+// NoneTaken returns an error if the kernel provably rejects all n Services, and they are of
+// several namespaces: then the fault is not in single Services. Within one namespace it may be
+// in all of them.
 func NoneTaken[P any](n int, rejected map[dataplane.ServiceName]Rejection[P]) error {
 	if len(rejected) < n || !dataplane.SeveralNamespaces(maps.Keys(rejected)) {
 		return nil
@@ -131,5 +126,5 @@ func NoneTaken[P any](n int, rejected map[dataplane.ServiceName]Rejection[P]) er
 		}
 	}
 	first := slices.MinFunc(slices.Collect(maps.Keys(rejected)), dataplane.ServiceName.Compare)
-	return fmt.Errorf("the kernel rejects all %d Services; of %s: %s", n, first, rejected[first].Reason)
+	return fmt.Errorf("the kernel rejects all %d Services, for example %s: %s", n, first, rejected[first].Reason)
 }

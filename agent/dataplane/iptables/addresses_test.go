@@ -201,7 +201,7 @@ func TestFollowsAddresses(t *testing.T) {
 		run(t, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "wire")
 		run(t, "ip", "link", "set", "eth0", "up")
 		run(t, "ip", "address", "add", "192.168.0.2/24", "dev", "eth0")
-		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset(someServices(2)...)
+		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), newRuleset(someServices(2)...)
 		rules.Node = testNode(nodePorts(v1alpha1.NodePortsCIDRs, v1alpha1.Disabled, "192.168.0.0/16"))
 		mustApply(t, plane, rules)
 

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
@@ -22,12 +23,12 @@ const (
 	largeRules = 60000
 )
 
-// Apply programs r. The engine decides how.
+// Apply implements dataplane.Dataplane.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
-	d.written, d.failed = [2]int{}, false
+	d.written, d.failed = map[table]int{}, false
 	d.entries.Store(nil) // until it is known again
 	d.audited = nil      // it plans every Service a second time
-	d.retired = retired{}
+	d.removed = removed{}
 	result, err := d.engine.Apply(ctx, r)
 	if err != nil {
 		return dataplane.Result{}, err
@@ -39,18 +40,15 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	return result, nil
 }
 
-// operations are what the engine has the data plane do.
+// operations implement engine.Operations.
 type operations struct{ *Dataplane }
 
 var _ engine.Operations = operations{}
 
-// Open implements engine.Operations.
 func (o operations) Open(ctx context.Context) error { return o.kernel.find(ctx) }
 
-// Known implements engine.Operations.
 func (o operations) Known() bool { return o.held != nil }
 
-// Recheck implements engine.Operations.
 func (o operations) Recheck(ctx context.Context, r *dataplane.Ruleset) (engine.Effect, error) {
 	done, err := o.applyAddresses(ctx, r)
 	switch {
@@ -63,8 +61,7 @@ func (o operations) Recheck(ctx context.Context, r *dataplane.Ruleset) (engine.E
 	return engine.TakesFull, nil
 }
 
-// Change implements engine.Operations. After a doubt the kernel may not have what we think it
-// does: a full pass looks, then finds out which Service it is that is rejected.
+// Change may doubt what the kernel has: then a full pass reads it and finds the rejected Service.
 func (o operations) Change(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName, _ bool) (int, error) {
 	changed, err := o.applyChanged(ctx, r, names)
 	if err != nil && !errors.Is(err, engine.ErrFull) {
@@ -73,7 +70,6 @@ func (o operations) Change(ctx context.Context, r *dataplane.Ruleset, names []da
 	return changed, err
 }
 
-// Full implements engine.Operations.
 func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, asked bool) (pass engine.FullPass, err error) {
 	err = o.kernel.unwatched(func() (err error) {
 		pass, err = o.applyAll(ctx, r, asked)
@@ -82,15 +78,13 @@ func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, asked bool) 
 	return pass, err
 }
 
-// Large implements engine.Operations: large Services come last in each pass anyway.
+// Large is false for all: large Services come last in each pass anyway.
 func (operations) Large(dataplane.ServiceName, *dataplane.Service) bool { return false }
 
-// Conflicts implements engine.Operations.
 func (operations) Conflicts() iter.Seq2[dataplane.ServiceName, engine.Conflict] {
 	return func(func(dataplane.ServiceName, engine.Conflict) bool) {}
 }
 
-// Report implements engine.Operations.
 func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
 	result.Warnings = slices.Clone(o.warnings)
 	if c := o.held.config; c.nodePorts.Ranges != nil && len(c.nodePortIPs) == 0 {
@@ -102,52 +96,46 @@ func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
 }
 
 // applyAll reads the kernel, compares all of it and writes the difference. Asked
-// is false where what another program has changed may be why.
+// is false if changes by another program may be the reason.
 func (d *Dataplane) applyAll(ctx context.Context, r *dataplane.Ruleset, asked bool) (engine.FullPass, error) {
-	d.seen = nil
-	others, known := d.kernel.others() // before reading
+	d.seen = moment{}
+	now := momentOf(d.kernel) // before reading
 	state, err := d.readAgain(ctx)
 	if err != nil {
 		return engine.FullPass{}, d.applyUnread(ctx, r, err)
 	}
-	d.sound = nil
-	if known {
-		d.sound = &others
-	}
+	d.sound = now
 	var out engine.FullPass
 	if !asked {
-		out.Repaired = d.undone(r, state)
+		out.Repaired = d.changedByOthers(r, state)
 	}
 	d.held = nil
 	out.Changed, err = d.applyFull(ctx, r, state)
 	return out, err
 }
 
-// readAgain reads the kernel, unless it still holds what the last verification
-// has read.
+// readAgain reads the kernel unless it is as the last verification has read it.
 func (d *Dataplane) readAgain(ctx context.Context) (*kernelState, error) {
 	spare := d.spare
 	d.spare = nil
-	if spare != nil {
-		if others, known := d.kernel.others(); known && others == spare.others {
-			return spare.state, nil
-		}
+	if spare != nil && spare.since.sameAs(momentOf(d.kernel)) {
+		return spare, nil
 	}
 	return d.kernel.read(ctx)
 }
 
-// undone says what another program has changed of what is held. The dirty Services
+// changedByOthers reports what another program has changed of our rules. The dirty Services
 // do not count: they may have been written in part.
-func (d *Dataplane) undone(r *dataplane.Ruleset, state *kernelState) dataplane.Difference {
+func (d *Dataplane) changedByOthers(r *dataplane.Ruleset, state *kernelState) dataplane.Difference {
 	unknown := maps.Clone(d.engine.Rejected)
 	for name := range r.Dirty {
 		unknown[name] = rejection{}
 	}
-	return difference(d.held, state, &scope{rejected: unknown, kept: d.engine.Kept})
+	return difference(d.held, state, &scope{modes: d.modes, rejected: unknown, kept: d.engine.Kept})
 }
 
 // applyUnread writes what has changed although the kernel cannot be read, and
-// returns why that is: what the kernel had is known, and Services must not wait
+// returns why it cannot: what the kernel had is known, and Services must not wait
 // until an administrator has repaired the node.
 func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why error) error {
 	if d.held == nil {
@@ -160,13 +148,9 @@ func (d *Dataplane) applyUnread(ctx context.Context, r *dataplane.Ruleset, why e
 	return why
 }
 
-// hold records what the kernel has of a Service; nil for nothing.
+// hold notes what the kernel has of a Service; nil for nothing.
 func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
-	d.filterRules += p.inFilter() - d.held.services[name].inFilter()
-	c, r := d.held.services[name].counts()
-	d.chains, d.rules = d.chains-c, d.rules-r
-	c, r = p.counts()
-	d.chains, d.rules = d.chains+c, d.rules+r
+	d.tally = d.tally.minus(d.held.services[name].tally()).plus(p.tally())
 	if p == nil {
 		delete(d.held.services, name)
 		return
@@ -174,8 +158,8 @@ func (d *Dataplane) hold(name dataplane.ServiceName, p *planned) {
 	d.held.services[name] = p
 }
 
-// fill completes a transaction that is a sweep by what the chain has now. Where the programs
-// cannot list it, they may well write it: then rules are replaced one by one.
+// fill completes a transaction that is a sweep by what the chain has now. If the programs
+// cannot list it, they may still be able to write it: then rules are replaced one by one.
 func (t *transaction) fill(ctx context.Context, k kernel) error {
 	if t.sweep == nil {
 		return nil
@@ -208,8 +192,130 @@ func perCall(k kernel, limit int) int {
 	return limit
 }
 
-// lines is how many lines of iptables-restore make a Service.
 func (p *planned) lines() int {
-	chains, rules := p.counts()
-	return chains + rules
+	t := p.tally()
+	return t.chains + t.rules
+}
+
+type tally struct {
+	chains, rules int
+	filter        int // those of rules in the table filter
+}
+
+// entries are how many entries of the legacy variant's tables these are.
+func (t tally) entries() int { return t.rules + 2*t.chains }
+
+func (t tally) counts() dataplane.Counts {
+	return dataplane.Counts{dataplane.Chains: t.chains, dataplane.Rules: t.rules}
+}
+
+func (t tally) plus(o tally) tally {
+	return tally{chains: t.chains + o.chains, rules: t.rules + o.rules, filter: t.filter + o.filter}
+}
+
+func (t tally) minus(o tally) tally {
+	return tally{chains: t.chains - o.chains, rules: t.rules - o.rules, filter: t.filter - o.filter}
+}
+
+func (t *tally) add(in table, rules int) {
+	t.rules += rules
+	if in == filter {
+		t.filter += rules
+	}
+}
+
+func (w *desired) tally() tally {
+	var t tally
+	for _, s := range w.config.sharedChains() {
+		t.chains++
+		t.add(s.id.table, len(s.fixed))
+	}
+	for _, j := range w.config.jumps() {
+		t.add(j.Table, 1)
+	}
+	for _, p := range w.services {
+		t = t.plus(p.tally())
+	}
+	return t
+}
+
+func (p *planned) tally() tally {
+	var t tally
+	if p == nil {
+		return t
+	}
+	t.chains = len(p.chains)
+	for i := range p.dispatch {
+		t.add(p.dispatch[i].in.table, 1)
+	}
+	for _, c := range p.chains {
+		t.rules += c.rules
+	}
+	return t
+}
+
+// write gives a transaction to the kernel and counts the rules that it takes.
+func (d *Dataplane) write(ctx context.Context, t *transaction) error {
+	input := t.String()
+	if err := d.kernel.apply(ctx, input); err != nil {
+		d.failed = true
+		return err
+	}
+	in := filter
+	for line := range strings.Lines(input) {
+		switch {
+		case line[0] == '*':
+			in = strings.TrimSpace(line[1:])
+		case strings.HasPrefix(line, "-A "), strings.HasPrefix(line, "-I "):
+			d.written[in]++
+		}
+	}
+	return nil
+}
+
+// count adds to a result how many rules there are and were written.
+func (d *Dataplane) count(result *dataplane.Result) {
+	result.Counts, result.Failed = d.tally.counts(), d.failed
+	result.Tables = map[string]dataplane.TableCount{
+		filter: {Rules: d.tally.filter, Written: d.written[filter]},
+		nat:    {Rules: d.tally.rules - d.tally.filter, Written: d.written[nat]},
+	}
+}
+
+// entries are how many the tables nat and filter of the legacy variant should
+// have together; see kernelState.entries.
+type entries struct {
+	total int
+	ours  int
+}
+
+// expected are the entries by what is ours and by how many others have.
+func (d *Dataplane) expected() *entries {
+	ours := d.tally.entries()
+	return &entries{total: ours + d.unmanaged, ours: ours}
+}
+
+// expectEntries expects the tables to stay as they were read, without any difference.
+func (d *Dataplane) expectEntries(state *kernelState) {
+	if d.held == nil || !d.kernel.legacy() {
+		return
+	}
+	d.unmanaged = state.entries() - d.tally.entries()
+	d.entries.Store(d.expected())
+}
+
+// countUnmanaged counts the entries of others after a full pass: in what it has
+// read, so that what others change while it writes is noticed.
+func (d *Dataplane) countUnmanaged(p *fullPass) {
+	if !d.kernel.legacy() {
+		return
+	}
+	d.unmanaged = p.state.entries() - p.state.ours(p.want).entries()
+	if len(d.engine.Rejected)+len(d.stuck)+len(p.scope.kept) == 0 {
+		return
+	}
+	// The kernel has more of ours than is counted.
+	if now, known := d.kernel.entries(); known {
+		d.unmanaged = now - d.tally.entries()
+	}
 }

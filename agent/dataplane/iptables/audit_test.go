@@ -26,7 +26,7 @@ func auditing(t *testing.T, services ...*dataplane.Service) (*Dataplane, *fakeKe
 
 func newDataplane(t *testing.T, k *fakeKernel) *Dataplane {
 	t.Helper()
-	d := New(dataplane.IPv4, Options{ProcFolder: t.TempDir(), Model: k.tables})
+	d := New(dataplane.IPv4, Options{Modes: twoModes(), Model: k.tables})
 	d.kernel = k
 	return d
 }
@@ -70,7 +70,7 @@ func TestAuditFindsWhatOthersChange(t *testing.T) {
 		{"a rule of another Service", func(t *testing.T, k *fakeKernel) {
 			rules := k.chain(t, nat, chainServices)
 			k.set(t, chainID{nat, chainServices}, append([]string{`-d 172.30.0.99/32 -p tcp -m comment --comment "ns2/gone:x cluster IP" -m tcp --dport 80 -j ` + svc}, rules...)...)
-		}, []string{`ns2/gone: rule too many in KUBE-SERVICES of nat: -d 172.30.0.99/32 -p tcp -m comment --comment "ns2/gone:x cluster IP" -m tcp --dport 80 -j ` + svc}},
+		}, []string{`ns2/gone: unexpected rule in KUBE-SERVICES of nat: -d 172.30.0.99/32 -p tcp -m comment --comment "ns2/gone:x cluster IP" -m tcp --dport 80 -j ` + svc}},
 		{"fixed rules", func(t *testing.T, k *fakeKernel) {
 			k.set(t, chainID{nat, chainMarkMasq})
 		}, []string{"/: fixed rules of KUBE-MARK-MASQ of nat differ"}},
@@ -93,7 +93,7 @@ func TestAuditFindsWhatOthersChange(t *testing.T) {
 		{"an address of the load balancer that is none", func(t *testing.T, k *fakeKernel) {
 			rules := k.chain(t, nat, chainServices)
 			k.set(t, chainID{nat, chainServices}, slices.Insert(rules, len(rules)-1, `-d 192.168.99.12/32 -p tcp -m comment --comment "ns1/svc1:p80 loadbalancer IP" -m tcp --dport 80 -j KUBE-EXT-XPGD46QRK7WJZT7O`)...)
-		}, []string{`ns1/svc1: rule too many in KUBE-SERVICES of nat: -d 192.168.99.12/32 -p tcp -m comment --comment "ns1/svc1:p80 loadbalancer IP" -m tcp --dport 80 -j KUBE-EXT-XPGD46QRK7WJZT7O`}},
+		}, []string{`ns1/svc1: unexpected rule in KUBE-SERVICES of nat: -d 192.168.99.12/32 -p tcp -m comment --comment "ns1/svc1:p80 loadbalancer IP" -m tcp --dport 80 -j KUBE-EXT-XPGD46QRK7WJZT7O`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d, k, r := auditing(t, auditedService())
@@ -121,7 +121,7 @@ func TestRulesThatCount(t *testing.T) {
 		"-d 127.0.0.0/8 -p tcp -m comment --comment ns1/svc1:p80 -m tcp --dport 3001 -j KUBE-EXT-XPGD46QRK7WJZT7O":               false,
 		"-p tcp -m comment --comment ns1/svc1:p80 -m tcp --dport 3001 " + counts + "-j KUBE-EXT-XPGD46QRK7WJZT7O":                false,
 	} {
-		if got := newBesides(d.audited.want).idle(found{kind: ruleTooMany, in: chainID{nat, chainNodePorts}, spec: spec}); got != want {
+		if got := newBesides(d.audited.want).idle(found{kind: ruleUnexpected, in: chainID{nat, chainNodePorts}, spec: spec}); got != want {
 			t.Errorf("%s: idle %v, want %v", spec, got, want)
 		}
 	}
@@ -183,7 +183,7 @@ func TestKeysTellDifferencesApart(t *testing.T) {
 	r.Services[s.Name] = s
 	a, err := d.Verify(context.Background(), r, dataplane.VerifyOptions{Audit: true})
 	if err != nil || len(a.Findings) == 0 || slices.ContainsFunc(a.Findings, func(f dataplane.Finding) bool { return f.Key == first }) {
-		t.Errorf("something else is wanted, but the key is the same: %+v, %v", a.Findings, err)
+		t.Errorf("the desired state differs, but the key is the same: %+v, %v", a.Findings, err)
 	}
 }
 
@@ -204,7 +204,7 @@ func TestAuditReadsOnlyWhatMayHaveChanged(t *testing.T) {
 	expect("at first", 1)
 	expect("nothing has happened", 1)
 	writes++
-	expect("somebody has written", 2)
+	expect("another program has written", 2)
 	s := auditedService()
 	r.Services[s.Name] = s
 	expect("a Service was replaced", 3)

@@ -37,11 +37,11 @@ func TestTwoThousandEndpoints(t *testing.T) {
 		for _, family := range families {
 			name := dataplane.ServiceName{Namespace: "ns", Name: "large"}
 			rules := newRuleset(numberedService(family, name, 0, 2000))
-			result := mustApply(t, New(family, Options{Folder: folder}), rules)
+			result := mustApply(t, New(family, Options{Programs: NewPrograms(folder, "")}), rules)
 			if len(result.Rejected) > 0 || result.Counts[dataplane.Rules] < 6000 {
 				t.Fatalf("%s: refused %v, %d rules", family, result.Rejected, result.Counts[dataplane.Rules])
 			}
-			holdsAll(t, New(family, Options{Folder: folder}), rules)
+			holdsAll(t, New(family, Options{Programs: NewPrograms(folder, "")}), rules)
 		}
 	})
 }
@@ -86,10 +86,10 @@ func TestNamesOfGreatestLength(t *testing.T) {
 			}
 			services[1].Ports[0].Local = services[1].Ports[0].Cluster[:1]
 			rules := newRuleset(services...)
-			if result := mustApply(t, New(family, Options{Folder: folder}), rules); len(result.Rejected) > 0 {
+			if result := mustApply(t, New(family, Options{Programs: NewPrograms(folder, "")}), rules); len(result.Rejected) > 0 {
 				t.Fatalf("%s: refused %v", family, result.Rejected)
 			}
-			holdsAll(t, New(family, Options{Folder: folder}), rules)
+			holdsAll(t, New(family, Options{Programs: NewPrograms(folder, "")}), rules)
 			// The programs cut comments that are too long.
 			command := map[dataplane.Family]string{dataplane.IPv4: "iptables-save", dataplane.IPv6: "ip6tables-save"}[family]
 			longest := "masquerade LOCAL traffic for " + portName(services[1].Name, services[1].Ports[0].Name) + " external destinations"
@@ -110,7 +110,7 @@ func TestRefusedByIPTablesRestore(t *testing.T) {
 				services = append(services, numberedService(family, dataplane.ServiceName{Namespace: "ns", Name: fmt.Sprintf("svc%d", i)}, i, 2))
 			}
 			refuseLines(t, filepath.Join(folder, command+"-restore"), services[3].Ports[0].Cluster[0].String())
-			result := mustApply(t, New(family, Options{Folder: folder}), newRuleset(services...))
+			result := mustApply(t, New(family, Options{Programs: NewPrograms(folder, "")}), newRuleset(services...))
 			if len(result.Rejected) != 1 || !strings.Contains(result.Rejected[services[3].Name], "no such match") {
 				t.Fatalf("%s: refused: %v", family, result.Rejected)
 			}

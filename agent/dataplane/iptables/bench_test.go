@@ -14,7 +14,6 @@ import (
 type idleKernel struct{ *fakeKernel }
 
 func (idleKernel) apply(context.Context, string) error { return nil }
-func (idleKernel) insert(hook) error                   { return nil }
 
 // benchService has ten endpoints; variant changes the last of them.
 func benchService(i, variant int) *dataplane.Service {

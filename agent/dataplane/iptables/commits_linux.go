@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"os/exec"
 	"slices"
 	"strings"
@@ -12,17 +13,18 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
 // Commits counts what the data planes of one network namespace have written.
-// The nf_tables kernel counts what everybody has written there, so the two tell
-// whether another program has changed any rules, which costs nothing to find out.
+// The nf_tables kernel counts what all programs have written there, so the two show
+// at no cost whether another program has changed any rules.
 // The zero value is ready for use, by all data planes of a namespace together.
 type Commits struct {
 	mu  sync.Mutex
 	own uint32
-	// busy counts writes under way, of which it is not known how far they are.
+	// busy counts writes in progress, which may have been counted or not.
 	// Those that overlap are counted together, when the last has ended.
 	busy    int
 	before  uint32 // the kernel's count when they began
@@ -33,7 +35,7 @@ type Commits struct {
 	spans [maxSpans]span
 	next  int
 
-	// watches are told of transactions, but for while pauses is not 0.
+	// watches receive transactions while pauses is 0.
 	watches map[*eventWatch]struct{}
 	pauses  int
 
@@ -59,12 +61,12 @@ type author int
 const (
 	others    author = iota
 	ourselves        // or our programs
-	undecided        // as long as a write of ours is under way
+	undecided        // as long as a write of ours is in progress
 )
 
-// author tells who has written the transaction that the kernel has counted as
+// author returns the author of the transaction that the kernel has counted as
 // generation. The port is that of the writer's netlink socket: its process,
-// unless it has several. It decides where others have written beside us.
+// unless it has several. It decides if others have written at the same time.
 func (c *Commits) author(generation, port uint32) author {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,7 +97,6 @@ func (c *Commits) run(cmd *exec.Cmd) error {
 	return cmd.Wait()
 }
 
-// counted is what the kernel has counted.
 func (c *Commits) counted() (uint32, error) {
 	if c.count != nil {
 		return c.count()
@@ -103,8 +104,8 @@ func (c *Commits) counted() (uint32, error) {
 	return generation()
 }
 
-// write calls f, which writes n transactions unless it fails. Should the kernel
-// have counted another number, because one changed nothing or another program has
+// write calls f, which writes n transactions unless it fails. If the kernel
+// counts another number, because one changed nothing or another program has
 // written meanwhile, they count as another's: then the rules are read.
 func (c *Commits) write(n int, f func() error) error {
 	c.mu.Lock()
@@ -142,9 +143,8 @@ func (c *Commits) ended() {
 	}
 }
 
-// others returns how many transactions others have written since the kernel
-// began to count, give or take a constant. The second result is false where that
-// cannot be told, as while one of ours is under way.
+// others returns how many transactions others have written, give or take a constant. The second
+// result is false if that is unknown, as while one of ours is in progress.
 func (c *Commits) others() (uint32, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -155,7 +155,6 @@ func (c *Commits) others() (uint32, bool) {
 	return all - c.own, err == nil
 }
 
-// sections counts the transactions in the input of iptables-restore.
 func sections(input string) int { return strings.Count(input, "\nCOMMIT\n") }
 
 // generation is the number of transactions of nf_tables in the calling thread's
@@ -174,5 +173,136 @@ func generation() (uint32, error) {
 			}
 		}
 	}
-	return 0, errors.New("nf_tables does not tell its generation")
+	return 0, errors.New("nf_tables does not report its generation")
+}
+
+// Sizes of the headers of a netlink message of netfilter.
+const (
+	messageHeader = unix.SizeofNlMsghdr
+	familyHeader  = nl.SizeofNfgenmsg
+)
+
+// commit is a transaction of nf_tables as reported by its events.
+type commit struct {
+	generation uint32
+	port       uint32 // of the writer's netlink socket
+	by         string // the writer, human-readable
+	removed    bool   // it has removed something of ours
+}
+
+// events reads what the nf_tables kernel reports about transactions: an event for
+// everything that has changed, then one that ends the transaction.
+type events struct {
+	family dataplane.Family
+	modes  *ownership
+	// touched: the current transaction has changed something of ours;
+	// removed: it has removed some of that.
+	touched, removed bool
+}
+
+// read reads a datagram. It yields the transactions, including our own, that end in it and have
+// changed something of ours.
+func (e *events) read(datagram []byte) iter.Seq[commit] {
+	return func(yield func(commit) bool) {
+		for len(datagram) >= messageHeader {
+			size := int(binary.NativeEndian.Uint32(datagram))
+			if size < messageHeader || size > len(datagram) {
+				return
+			}
+			kind := binary.NativeEndian.Uint16(datagram[4:])
+			port := binary.NativeEndian.Uint32(datagram[12:])
+			body := datagram[messageHeader:size]
+			datagram = datagram[min((size+3)&^3, len(datagram)):]
+			if kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(body) < familyHeader {
+				continue
+			}
+			family, body := body[0], body[familyHeader:]
+			if kind&0xff != unix.NFT_MSG_NEWGEN {
+				if kind := int(kind & 0xff); family == e.number() && (!e.touched || !e.removed && removes(kind)) && e.modes.touches(kind, body) {
+					e.touched, e.removed = true, e.removed || removes(kind)
+				}
+				continue
+			}
+			if c := ending(port, body); e.touched {
+				c.removed = e.removed
+				e.touched, e.removed = false, false
+				if !yield(c) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// lost notes that events have been lost, which may have been the end of the current transaction.
+func (e *events) lost() { e.touched, e.removed = false, false }
+
+func (e *events) number() byte {
+	if e.family == dataplane.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+func ending(port uint32, body []byte) commit {
+	out := commit{port: port}
+	var process uint32
+	name := ""
+	for kind, value := range nlattr.All(body) {
+		switch {
+		case kind == unix.NFTA_GEN_ID && len(value) >= 4:
+			out.generation = binary.BigEndian.Uint32(value)
+		case kind == unix.NFTA_GEN_PROC_PID && len(value) >= 4:
+			process = binary.BigEndian.Uint32(value)
+		case kind == unix.NFTA_GEN_PROC_NAME:
+			name = nlattr.Text(value)
+		}
+	}
+	if name != "" {
+		out.by = fmt.Sprintf("%s, PID %d", name, process)
+	}
+	return out
+}
+
+func removes(kind int) bool {
+	return kind == unix.NFT_MSG_DELRULE || kind == unix.NFT_MSG_DELCHAIN || kind == unix.NFT_MSG_DELTABLE
+}
+
+// touches reports whether an event reports a change of something of ours. In built-in chains that
+// is the removal of our jumps only.
+func (o *ownership) touches(kind int, body []byte) bool {
+	var id chainID
+	place := [2]uint16{unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN}
+	switch kind {
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		place[1] = unix.NFTA_CHAIN_NAME
+	case unix.NFT_MSG_DELTABLE:
+		place[1] = 0
+	default:
+		return false
+	}
+	var expressions []byte
+	for kind, value := range nlattr.All(body) {
+		switch {
+		case kind == place[0]:
+			id.table = nlattr.Text(value)
+		case kind == place[1]:
+			id.name = nlattr.Text(value)
+		case kind == unix.NFTA_RULE_EXPRESSIONS:
+			expressions = value
+		}
+	}
+	switch {
+	case id.table != nat && id.table != filter:
+		return false
+	case kind == unix.NFT_MSG_DELTABLE || o.own.has(id):
+		return true
+	case !removes(kind):
+		return false
+	case slices.Contains(o.joined, id.name):
+		return true
+	default:
+		return hooked[id] && (kind == unix.NFT_MSG_DELCHAIN || expressions == nil || o.namesOurs(expressions))
+	}
 }

@@ -54,7 +54,7 @@ func TestVerifyReadsWhatOthersWrote(t *testing.T) {
 		if reads := f.kernel.reads - before; reads != step.reads || (d.Count > 0) != step.different {
 			t.Errorf("%s: %d reads, difference %+v", step.name, reads, d)
 		}
-		if d.Count == 0 && (d.Counts[dataplane.Chains] != f.plane.chains || d.Counts[dataplane.Rules] != f.plane.rules || d.Counts[dataplane.Rules] == 0) {
+		if d.Count == 0 && (d.Counts[dataplane.Chains] != f.plane.tally.chains || d.Counts[dataplane.Rules] != f.plane.tally.rules || d.Counts[dataplane.Rules] == 0) {
 			t.Errorf("%s: %d chains, %d rules", step.name, d.Counts[dataplane.Chains], d.Counts[dataplane.Rules])
 		}
 	}
@@ -131,7 +131,7 @@ func (k *countingKernel) read(ctx context.Context) (*kernelState, error) {
 func TestKernelTellsWhoWrote(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		commits := &Commits{}
-		plane := New(dataplane.IPv4, Options{Folder: folder, Commits: commits})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, ""), Commits: commits})
 		counting := &countingKernel{kernel: plane.kernel}
 		plane.kernel = counting
 		rules := newRuleset(someServices(3)...)

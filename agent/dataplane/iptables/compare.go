@@ -15,7 +15,7 @@ type plannedChain struct {
 }
 
 // planned is a servicePlan without the text of its chains: what is remembered
-// of a Service once it is in the kernel.
+// of a Service once the kernel has it.
 type planned struct {
 	chains   []plannedChain
 	dispatch []dispatchRule
@@ -29,7 +29,7 @@ func (p *servicePlan) planned() *planned {
 	return out
 }
 
-// desired is all that the kernel should hold, as hashes.
+// desired is the desired state of the kernel, as hashes.
 type desired struct {
 	config   *config
 	services map[dataplane.ServiceName]*planned
@@ -44,50 +44,24 @@ func (c *config) plan(services map[dataplane.ServiceName]*dataplane.Service) *de
 	return w
 }
 
-// counts returns how many chains and rules are desired, hooks included.
-func (w *desired) counts() (chains, rules int) {
-	for _, s := range w.config.sharedChains() {
-		chains++
-		rules += len(s.fixed)
-	}
-	rules += len(w.config.hooks())
-	for _, p := range w.services {
-		c, r := p.counts()
-		chains += c
-		rules += r
-	}
-	return chains, rules
-}
-
-func (p *planned) counts() (chains, rules int) {
-	if p == nil {
-		return 0, 0
-	}
-	rules = len(p.dispatch)
-	for _, c := range p.chains {
-		rules += c.rules
-	}
-	return len(p.chains), rules
-}
-
-// scope limits what a comparison may want removed.
+// scope limits what a comparison removes.
 type scope struct {
-	// prune: what belongs to no desired Service may go too.
+	modes *ownership
+	// prune: what belongs to no desired Service is removed, too.
 	prune bool
-	// ended names Services of which nothing is desired any more, by a caller that
-	// knows: their rules may go without prune.
-	ended map[dataplane.ServiceName]struct{}
-	// rejected Services keep what the kernel has of them.
+	// dirty Services have changed. Of those that no longer exist, rules are removed without prune, too.
+	dirty map[dataplane.ServiceName]struct{}
+	// rejected Services retain what the kernel has of them.
 	rejected map[dataplane.ServiceName]rejection
 	// stuck chains are stale but cannot be deleted.
 	stuck map[string]struct{}
-	// kept Services may be newer in the kernel: nothing of them is replaced or
-	// removed, only what is missing is added.
+	// kept Services may be newer in the kernel: only what is missing of them is added, nothing
+	// replaced or removed.
 	kept map[dataplane.ServiceName]struct{}
 }
 
-// mayRemove reports whether a rule with the given comment may be removed. Fixed
-// rules say "kubernetes" first.
+// mayRemove reports whether a rule with the given comment may be removed. Comments of fixed
+// rules begin with "kubernetes".
 func (s *scope) mayRemove(w *desired, comment string) bool {
 	if comment == "kubernetes" || strings.HasPrefix(comment, "kubernetes ") {
 		return true
@@ -99,8 +73,8 @@ func (s *scope) mayRemove(w *desired, comment string) bool {
 	if _, rejected := s.rejected[name]; rejected || s.keeps(name) {
 		return false
 	}
-	_, ended := s.ended[name]
-	return s.prune || ended || w.services[name] != nil
+	_, dirty := s.dirty[name]
+	return s.prune || dirty || w.services[name] != nil
 }
 
 // commentOwner returns the Service that a rule in a shared chain belongs to: the
@@ -112,13 +86,13 @@ func commentOwner(comment string) (dataplane.ServiceName, bool) {
 	return dataplane.ServiceName{Namespace: namespace, Name: service}, ok
 }
 
-// compareChains returns which chains of Services are missing or differ, by Service.
+// compareChains returns the chains of Services that are missing or differ.
 func compareChains(w *desired, k *kernelState, s *scope) map[dataplane.ServiceName][]string {
 	out := map[dataplane.ServiceName][]string{}
-	behind := servedOtherwise(w, k, s)
+	newer := newerInKernel(w, k, s)
 	for name, p := range w.services {
 		if s.keeps(name) {
-			if missing := behind.missing(p, k); len(missing) > 0 {
+			if missing := newer.missing(p, k); len(missing) > 0 {
 				out[name] = missing
 			}
 			continue
@@ -133,7 +107,7 @@ func compareChains(w *desired, k *kernelState, s *scope) map[dataplane.ServiceNa
 }
 
 // staleChains returns the chains in the kernel that belong to no desired Service,
-// nor to what it has of a refused one.
+// nor to what it has of a rejected one.
 func staleChains(w *desired, k *kernelState, s *scope) []string {
 	live := map[string]bool{}
 	note := func(p *planned) {
@@ -167,33 +141,29 @@ type ownedRule struct {
 	owner dataplane.ServiceName
 }
 
-// sharedDiff is how a chain with rules of many Services differs.
 type sharedDiff struct {
 	chain   sharedChain
-	missing bool        // the chain does not exist
-	head    []string    // rules of mode IPVS that must come first, as the kernel prints them
-	fixed   bool        // the fixed rules are not as they should be
-	add     []ownedRule // rules of Services that are missing
-	remove  []string    // rules in the kernel that must go, as it prints them
-	keep    []string    // rules in the kernel that stay, as it prints them
-}
-
-func (d *sharedDiff) differs() bool {
-	return d.missing || d.fixed || len(d.add)+len(d.remove) > 0
+	missing bool // the chain does not exist
+	fixed   bool // the fixed rules differ
+	add     []ownedRule
+	// The following are rules in the kernel, as it prints them.
+	head   []string // of other modes, which must come first
+	remove []string
+	keep   []string
 }
 
 // compareShared returns how the shared chains differ, in the order in which
-// they must be written. Rules of rejected Services are left as they are.
+// they must be written. Rules of rejected Services stay as they are.
 func compareShared(w *desired, k *kernelState, s *scope) []*sharedDiff {
 	byChain := map[chainID][]ownedRule{}
-	behind := servedOtherwise(w, k, s)
+	newer := newerInKernel(w, k, s)
 	for name, p := range w.services {
 		if _, rejected := s.rejected[name]; rejected {
 			continue
 		}
 		kept := s.keeps(name)
 		for _, r := range p.dispatch {
-			if kept && behind.ports[ruleOf(r.spec)] && !behind.held[r.placed()] {
+			if kept && newer.ports[portOf(r.spec)] && !newer.present[r.placed()] {
 				continue
 			}
 			byChain[r.in] = append(byChain[r.in], ownedRule{r, name})
@@ -202,7 +172,7 @@ func compareShared(w *desired, k *kernelState, s *scope) []*sharedDiff {
 	var out []*sharedDiff
 	for _, c := range w.config.sharedChains() {
 		d := compareSharedChain(w, k, s, c, byChain[c.id])
-		if d.differs() {
+		if d.missing || d.fixed || len(d.add)+len(d.remove) > 0 {
 			out = append(out, d)
 		}
 	}
@@ -219,7 +189,7 @@ func compareSharedChain(w *desired, k *kernelState, s *scope, c sharedChain, wan
 	if !c.dispatch {
 		rest := have
 		if c.id == (chainID{nat, chainPostrouting}) {
-			rest, d.head = splitIPVS(have)
+			rest, d.head = s.modes.splitHead(c.id, have)
 		}
 		d.fixed = !fixedHolds(c, rest)
 		return d
@@ -235,13 +205,9 @@ func compareSharedChain(w *desired, k *kernelState, s *scope, c sharedChain, wan
 		case open[r.hash] > 0:
 			open[r.hash]--
 			d.keep = append(d.keep, r.spec)
-		case c.id.table == nat && marksOwnSource(r.spec):
+		case s.modes.others.precedes(c.id, r.hash):
 			d.head = append(d.head, r.spec)
-		case passesLoopback(r), isIPVSRule(r) && s.prune:
-			d.remove = append(d.remove, r.spec)
-		case isIPVSRule(r):
-			d.keep = append(d.keep, r.spec)
-		case s.mayRemove(w, comment(r.spec)):
+		case s.modes.others.declares(c.id, r.hash), s.mayRemove(w, comment(r.spec)):
 			d.remove = append(d.remove, r.spec)
 		default:
 			d.keep = append(d.keep, r.spec)
@@ -256,10 +222,10 @@ func compareSharedChain(w *desired, k *kernelState, s *scope, c sharedChain, wan
 	return d
 }
 
-// splitIPVS splits off the rules of mode IPVS at the head of a chain. They stay as
-// long as connections may go through IPVS.
-func splitIPVS(have *kernelChain) (rest *kernelChain, head []string) {
-	i := slices.IndexFunc(have.rules, func(r kernelRule) bool { return !isIPVSRule(r) })
+// splitHead splits off the rules of other modes at the head of a chain. They stay as
+// long as connections may use them.
+func (o *ownership) splitHead(id chainID, have *kernelChain) (rest *kernelChain, head []string) {
+	i := slices.IndexFunc(have.rules, func(r kernelRule) bool { return !o.theirs(id, r) })
 	if i <= 0 {
 		return have, nil
 	}
@@ -273,33 +239,19 @@ func splitIPVS(have *kernelChain) (rest *kernelChain, head []string) {
 	return rest, head
 }
 
-// fixedHolds reports whether a chain without dispatch rules is as it should be.
 func fixedHolds(c sharedChain, have *kernelChain) bool {
 	if c.foreign {
 		return len(missingRules(c.fixed, have)) == 0
 	}
-	var hash uint64
-	for _, spec := range c.fixed {
-		hash = chainRule(hash, ruleHash(spec))
-	}
-	return have.count == len(c.fixed) && have.hash == hash
+	return have.equals(c.fixed)
 }
 
-// missingRules returns those of specs that a chain does not hold.
 func missingRules(specs []string, have *kernelChain) []string {
-	var out []string
-	for _, spec := range specs {
-		h := ruleHash(spec)
-		if !slices.ContainsFunc(have.rules, func(r kernelRule) bool { return r.hash == h }) {
-			out = append(out, spec)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(specs), func(spec string) bool { return have.has(ruleHash(spec)) })
 }
 
 // cutTail splits off the fixed rules at the end of a chain, and reports whether
-// they are there. Where they are not, whatever part of them the chain holds is
-// among the rules that are returned.
+// they are there. If they are not, it returns all rules.
 func cutTail(rules []kernelRule, tail []string) ([]kernelRule, bool) {
 	start := len(rules) - len(tail)
 	if start < 0 {
@@ -313,31 +265,19 @@ func cutTail(rules []kernelRule, tail []string) ([]kernelRule, bool) {
 	return rules[:start], true
 }
 
-// compareHooks returns the jumps that are missing, those of one built-in chain
-// from first to last.
-func compareHooks(w *desired, k *kernelState) []hook {
-	var out []hook
-	for _, h := range w.config.hooks() {
-		hash := ruleHash(h.spec)
-		have := k.chains[h.in]
-		if have == nil || !slices.ContainsFunc(have.rules, func(r kernelRule) bool { return r.hash == hash }) {
-			out = append(out, h)
-		}
-	}
-	return out
+// missingJumps returns the jumps that the kernel lacks, in their order.
+func missingJumps(jumps []Jump, k *kernelState) []Jump {
+	return slices.DeleteFunc(slices.Clone(jumps), func(j Jump) bool { return k.chains[j.in()].has(ruleHash(j.Rule)) })
 }
 
-// leadNowhere reports whether all jumps lead to chains that hold no rules of
-// Services, so that nothing changes by them.
-func leadNowhere(hooks []hook, w *desired, k *kernelState) bool {
+// leadNowhere reports whether all jumps lead to chains without rules of
+// Services, so that they change nothing.
+func leadNowhere(jumps []Jump, w *desired, k *kernelState) bool {
 	for _, c := range w.config.sharedChains() {
 		have := k.chains[c.id]
-		if !c.dispatch || have == nil || have.count == 0 {
-			continue
-		}
-		jump := "-j " + c.id.name
-		if slices.ContainsFunc(hooks, func(h hook) bool {
-			return h.in.table == c.id.table && (h.spec == jump || strings.HasSuffix(h.spec, " "+jump))
+		if c.dispatch && have != nil && have.count > 0 && slices.ContainsFunc(jumps, func(j Jump) bool {
+			target, _ := jumpTarget(j.Rule)
+			return chainID{j.Table, target} == c.id
 		}) {
 			return false
 		}
@@ -345,7 +285,6 @@ func leadNowhere(hooks []hook, w *desired, k *kernelState) bool {
 	return true
 }
 
-// difference says, human-readable, how the kernel differs from the desired state.
 func difference(w *desired, k *kernelState, s *scope) dataplane.Difference {
 	var d dataplane.Difference
 	find(w, k, s, func(f found) {
@@ -354,30 +293,31 @@ func difference(w *desired, k *kernelState, s *scope) dataplane.Difference {
 			d.Examples = append(d.Examples, f.String())
 		}
 	})
-	d.Counts = countsOf(k.ours(w))
+	d.Counts = k.ours(w).counts()
 	return d
 }
 
-// ours counts the chains and rules in the kernel that are ours, jumps from
-// built-in chains included.
-func (k *kernelState) ours(w *desired) (chains, rules int) {
+func (k *kernelState) ours(w *desired) tally {
+	var t tally
 	for _, c := range w.config.sharedChains() {
 		have := k.chains[c.id]
-		switch {
-		case have == nil:
+		if have == nil {
 			continue
-		case c.foreign:
-			rules += len(c.fixed) - len(missingRules(c.fixed, have))
-		default:
-			rules += have.count
 		}
-		chains++
+		t.chains++
+		if c.foreign {
+			t.rules += len(c.fixed) - len(missingRules(c.fixed, have))
+		} else {
+			t.rules += have.count
+		}
 	}
 	for id, c := range k.chains {
 		if id.table == nat && isServiceChain(id.name) {
-			chains++
-			rules += c.count
+			t.chains++
+			t.rules += c.count
 		}
 	}
-	return chains, rules + len(w.config.hooks()) - len(compareHooks(w, k))
+	jumps := w.config.jumps()
+	t.rules += len(jumps) - len(missingJumps(jumps, k))
+	return t
 }

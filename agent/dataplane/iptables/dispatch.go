@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -9,13 +10,12 @@ import (
 )
 
 // compareDispatch returns how the shared chains with rules of Services differ,
-// but for that which has to wait for writeFirewall.
+// except for rules that have to wait for writeFirewall.
 func (p *fullPass) compareDispatch() []*sharedDiff {
 	return slices.DeleteFunc(compareShared(p.want, p.state, &p.scope),
 		func(d *sharedDiff) bool { return !d.chain.dispatch || p.waits(d) })
 }
 
-// noteAdded notes the Services whose rules in shared chains were added.
 func (p *fullPass) noteAdded(diffs []*sharedDiff) {
 	for _, d := range diffs {
 		for _, r := range d.add {
@@ -24,7 +24,7 @@ func (p *fullPass) noteAdded(diffs []*sharedDiff) {
 	}
 }
 
-// writeDispatch brings the shared chains with rules of Services up to date: in one call,
+// writeDispatch brings the shared chains with rules of Services up to date: in one call
 // unless that is too much for one or the kernel rejects it.
 func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error {
 	if p.tooManyFor(diffs) {
@@ -37,7 +37,7 @@ func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error
 	err := p.write(ctx, &t)
 	switch {
 	case isRejection(err):
-		// Part of it may have gone in.
+		// Part of it may have been applied.
 		if p.state, err = p.kernel.read(ctx); err != nil {
 			return err
 		}
@@ -50,8 +50,8 @@ func (p *fullPass) writeDispatch(ctx context.Context, diffs []*sharedDiff) error
 }
 
 // writeDispatchInParts is writeDispatch by many calls: rule by rule, first those that are
-// missing, so that at no time more are missing than before. A Service that is rejected keeps
-// the rules that it had.
+// missing, so that at no time more are missing than before. A Service that is rejected retains
+// its rules.
 func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff) error {
 	additions := map[dataplane.ServiceName][]dispatchRule{}
 	var declared transaction
@@ -102,12 +102,12 @@ func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff
 	return nil
 }
 
-// addDispatch adds the rules of Services in shared chains, those that refuse first. Only
-// a Service that is a batch by itself takes several calls. What went in of it before one
+// addDispatch adds the rules of Services in shared chains, those that reject first. Only
+// a Service that is a batch by itself takes several calls. What was written of it before one
 // is rejected stays: see noteHeld.
 func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.ServiceName][]dispatchRule) error {
 	names := slices.SortedFunc(maps.Keys(additions), dataplane.ServiceName.Compare)
-	return p.faults.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
+	return p.faults.Write(names, func(batch []dataplane.ServiceName) error {
 		var rules []dispatchRule
 		for _, in := range []table{filter, nat} {
 			for _, name := range batch {
@@ -125,14 +125,84 @@ func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.Serv
 			}
 			err := p.write(ctx, &t)
 			if isRejection(err) {
-				if undoErr := p.takeBack(ctx, &t); undoErr != nil {
-					return t.String(), undoErr
+				if undoErr := p.revert(ctx, &t); undoErr != nil {
+					return undoErr
 				}
 			}
 			if err != nil {
-				return t.String(), err
+				return err
 			}
 		}
-		return "", nil
+		return nil
 	})
+}
+
+// A packet of a mode that comes after this one passes filter INPUT with the address of the Service
+// as its destination, as one that nat did not translate. So if such a mode serves the node, rules
+// that drop what nat did not translate are written after nat translates: the other mode has rules
+// of its own until then.
+
+// swapFirewallJumps replaces the jumps of other modes to KUBE-PROXY-FIREWALL by
+// ours, which are for new connections only: connections of those modes continue.
+func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
+	var t transaction
+	for _, h := range slices.Backward(p.want.config.jumps()) {
+		in, have := h.in(), p.state.chains[h.in()]
+		if target, _ := jumpTarget(h.Rule); have == nil || target != chainProxyFirewall {
+			continue
+		}
+		theirs := func(r kernelRule) bool { return p.modes.others.declares(in, r.hash) }
+		if !slices.ContainsFunc(have.rules, theirs) {
+			continue
+		}
+		p.behindOther = true
+		if hash := ruleHash(h.Rule); !have.has(hash) {
+			t.insertRule(in, h.Rule)
+			p.state.insert(dispatchRule{in: in, hash: hash, spec: h.Rule})
+		}
+		for _, r := range have.rules {
+			if theirs(r) {
+				t.line(&t.refuse, "-D ", in.name, " ", r.spec) // in the same section
+				have.count--
+			}
+		}
+		have.rules = slices.DeleteFunc(have.rules, theirs)
+	}
+	translates := false
+	services := chainID{nat, chainServices}
+	if have := p.state.chains[services]; have != nil {
+		p.behindOther = p.behindOther || slices.ContainsFunc(have.rules, func(r kernelRule) bool { return p.modes.theirs(services, r) })
+		translates = slices.ContainsFunc(have.rules, func(r kernelRule) bool { return p.modes.leads(services, r.spec) })
+	}
+	p.takesOver = p.behindOther && !translates
+	if t.empty() {
+		return nil
+	}
+	if err := p.write(ctx, &t); err != nil {
+		return fmt.Errorf("replace the jumps of other modes to %s: %w", chainProxyFirewall, err)
+	}
+	return nil
+}
+
+// waits reports whether rules of Services in a chain have to wait until nat
+// translates. Those in KUBE-EXTERNAL-SERVICES do so only as long as the other mode has all new
+// connections: later they must be there when nat stops translating something.
+func (p *fullPass) waits(d *sharedDiff) bool {
+	switch d.chain.id {
+	case chainID{filter, chainProxyFirewall}:
+		return p.behindOther
+	case chainID{filter, chainExternalServices}:
+		return p.takesOver
+	default:
+		return false
+	}
+}
+
+// writeFirewall writes the rules of Services that had to wait.
+func (p *fullPass) writeFirewall(ctx context.Context) error {
+	if !p.behindOther {
+		return nil
+	}
+	diffs := slices.DeleteFunc(compareShared(p.want, p.state, &p.scope), func(d *sharedDiff) bool { return !p.waits(d) })
+	return p.writeDispatch(ctx, diffs)
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // TestDriftIsToldFromWhatTheNodeChanged: that the rules no longer fit the node is
-// nobody's doing.
+// the doing of no other program.
 func TestDriftIsToldFromWhatTheNodeChanged(t *testing.T) {
 	f := newFixture(t)
 	f.rules.Node = testNode(nodePorts(v1alpha1.NodePortsCIDRs, v1alpha1.Enabled, "192.168.0.0/16"))
@@ -66,8 +66,8 @@ func TestARepairReadsAgainWhereOthersHaveWritten(t *testing.T) {
 	repair(1)
 }
 
-// TestRepairedOnTheWay: where a change of a Service comes upon what others have
-// undone, that is told, but not what it has itself written in part.
+// TestRepairedOnTheWay: a change of a Service finds what others have
+// reverted and reports it, but not what it has itself written in part.
 func TestRepairedOnTheWay(t *testing.T) {
 	without := func(f *fixture, owner string) {
 		chain := chainID{nat, chainServices}
@@ -84,12 +84,12 @@ func TestRepairedOnTheWay(t *testing.T) {
 	f.apply()
 	without(f, "ns/svc1")
 	if result := gone(f, "svc1"); result.Kind != v1alpha1.SyncFull || result.Repaired.Count != 0 {
-		t.Errorf("the rules of what has ended were undone: %+v", result)
+		t.Errorf("the rules of a deleted Service were reverted: %+v", result)
 	}
 	without(f, "ns/")
 	result := gone(f, "svc2")
 	if result.Kind != v1alpha1.SyncFull || result.Repaired.Count == 0 || !strings.Contains(strings.Join(result.Repaired.Examples, " "), "ns/svc3") || strings.Contains(strings.Join(result.Repaired.Examples, " "), "ns/svc2") {
-		t.Errorf("all were undone: %+v", result)
+		t.Errorf("all were reverted: %+v", result)
 	}
 	f.check(result)
 }
@@ -118,7 +118,7 @@ func TestCanary(t *testing.T) {
 		{"flushed", first, info(9, 40, 1), true, true},
 		{"and still", first, info(9, 40, 1), false, false},
 		{"repaired, with one rule more", second, info(61, 40, 11), false, false},
-		{"known anew, and undone at once", first, info(61, 40, 11), true, false},
+		{"known again, and reverted at once", first, info(61, 40, 11), true, false},
 	} {
 		change, changed := c.compare(step.expected, step.now)
 		if changed != step.changed || change.Sure != step.sure {
@@ -132,7 +132,7 @@ func TestCanary(t *testing.T) {
 func TestCanaryBesideRefusedServices(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		rules := servicesOf(dataplane.IPv4, 3)
-		plane := New(dataplane.IPv4, Options{Folder: folder})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 		mustApply(t, plane, rules)
 		if !plane.kernel.legacy() {
 			return

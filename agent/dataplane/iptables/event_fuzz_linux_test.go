@@ -21,14 +21,14 @@ func FuzzEvents(f *testing.F) {
 	f.Add(slices.Concat(ruleEvent(unix.NFT_MSG_DELRULE, "nat", chainServices, "x"), generationEvent(5, 1), generationEvent(6, 2)))
 	f.Fuzz(func(t *testing.T, datagram []byte) {
 		for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-			whole := events{family: family}
+			whole := events{family: family, modes: declared}
 			got := slices.Collect(whole.read(datagram))
 			messages, err := syscall.ParseNetlinkMessage(datagram)
 			if err != nil {
 				continue // cut off: no panic is all there is to check
 			}
 			var single []commit
-			e := events{family: family}
+			e := events{family: family, modes: declared}
 			for _, m := range messages {
 				single = append(single, slices.Collect(e.read(messageBytes(&m)))...)
 			}

@@ -74,7 +74,7 @@ func TestEventsThatTouchOurs(t *testing.T) {
 		"a rule added to a built-in chain":            {ruleEvent(added, "nat", "POSTROUTING", jump(chainPostrouting)), false},
 		"a rule of a plugin":                          {ruleEvent(added, "nat", "CNI-HOSTPORT-DNAT", jump("CNI-DN-1")), false},
 		"the kubelet adds to the chain that we share": {ruleEvent(added, "filter", chainFirewall, jump("x")), false},
-		"somebody deletes from it":                    {ruleEvent(deleted, "filter", chainFirewall, jump("x")), true},
+		"another program deletes from it":             {ruleEvent(deleted, "filter", chainFirewall, jump("x")), true},
 		"our chain deleted":                           {chainEvent(unix.NFT_MSG_DELCHAIN, "nat", "KUBE-SVC-ABC"), true},
 		"a chain made with our prefix":                {chainEvent(unix.NFT_MSG_NEWCHAIN, "nat", "KUBE-SVC-ABC"), true},
 		"a built-in chain deleted":                    {chainEvent(unix.NFT_MSG_DELCHAIN, "nat", "OUTPUT"), true},
@@ -87,7 +87,7 @@ func TestEventsThatTouchOurs(t *testing.T) {
 		"cut short":                                   {ruleEvent(deleted, "nat", chainServices, jump("x"))[:22], false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := events{family: dataplane.IPv4}
+			e := events{family: dataplane.IPv4, modes: declared}
 			var got []commit
 			for c := range e.read(append(tt.event, generationEvent(99, 7)...)) {
 				got = append(got, c)
@@ -107,7 +107,7 @@ func TestEventsThatTouchOurs(t *testing.T) {
 	}
 }
 
-// TestRemovalsAreSure: whoever hears of them need not wait as with suspicion.
+// TestRemovalsAreSure: they need no wait, unlike suspicions.
 func TestRemovalsAreSure(t *testing.T) {
 	const added, deleted = unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE
 	for name, tt := range map[string]struct {
@@ -124,7 +124,7 @@ func TestRemovalsAreSure(t *testing.T) {
 			var got []dataplane.Change
 			w := eventWatch{
 				commits: &Commits{count: func() (uint32, error) { return 99, nil }},
-				events:  events{family: dataplane.IPv4},
+				events:  events{family: dataplane.IPv4, modes: declared},
 				changed: func(c dataplane.Change) { got = append(got, c) },
 			}
 			var datagram []byte
@@ -136,7 +136,7 @@ func TestRemovalsAreSure(t *testing.T) {
 			}
 			w.judge()
 			if want := []dataplane.Change{{By: "iptables, PID 4711", Sure: tt.want}}; !cmp.Equal(want, got) {
-				t.Errorf("told of %+v, want %+v", got, want)
+				t.Errorf("reported %+v, want %+v", got, want)
 			}
 		})
 	}
@@ -149,7 +149,7 @@ func TestRemovalsAreSure(t *testing.T) {
 		}
 		w.judge()
 		if want := []dataplane.Change{{Sure: flooded}}; !cmp.Equal(want, got) {
-			t.Errorf("after a loss, flooded %t: told of %+v, want %+v", flooded, got, want)
+			t.Errorf("after a loss, flooded %t: reported %+v, want %+v", flooded, got, want)
 		}
 		if w.flooded {
 			t.Error("the next loss counts as a flood, too")
@@ -157,9 +157,9 @@ func TestRemovalsAreSure(t *testing.T) {
 	}
 }
 
-// TestEventsOverSeveralDatagrams: a transaction may be told of in many.
+// TestEventsOverSeveralDatagrams: a transaction may be reported in many.
 func TestEventsOverSeveralDatagrams(t *testing.T) {
-	e := events{family: dataplane.IPv4}
+	e := events{family: dataplane.IPv4, modes: declared}
 	for range e.read(append(ruleEvent(unix.NFT_MSG_DELRULE, "nat", chainServices, "x"), ruleEvent(unix.NFT_MSG_NEWRULE, "nat", "MINE", "x")...)) {
 		t.Error("a transaction that has not ended")
 	}
@@ -223,7 +223,7 @@ func TestAuthors(t *testing.T) {
 // process, on the real kernel.
 func TestProgramsAreKnownByTheirPort(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
-		plane := New(dataplane.IPv4, Options{Folder: folder})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 		if err := plane.Supported(t.Context(), &dataplane.Ruleset{}); err != nil {
 			t.Fatal(err)
 		}
@@ -231,7 +231,7 @@ func TestProgramsAreKnownByTheirPort(t *testing.T) {
 			return
 		}
 		var got []commit
-		w := eventWatch{commits: &Commits{}, events: events{family: dataplane.IPv4}}
+		w := eventWatch{commits: &Commits{}, events: events{family: dataplane.IPv4, modes: declared}}
 		file, err := subscribe()
 		if err != nil {
 			t.Fatal(err)

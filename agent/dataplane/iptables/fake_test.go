@@ -14,7 +14,7 @@ type fakeKernel struct {
 	modelled
 	tables   *iptablesmodel.Kernel
 	fail     error    // returned by the next apply
-	writes   []string // inputs that were not empty, and inserts
+	writes   []string // inputs that were not empty
 	reads    int
 	unread   error    // returned by read
 	unlisted error    // returned by list
@@ -56,11 +56,6 @@ func (k *fakeKernel) list(ctx context.Context, in chainID) ([]kernelRule, error)
 // save prints the tables as iptables-save does.
 func (k *fakeKernel) save() string { return k.tables.Save("filter") + k.tables.Save("nat") }
 
-func (k *fakeKernel) insert(h hook) error {
-	k.writes = append(k.writes, "insert "+h.in.name)
-	return k.modelled.insert(h)
-}
-
 func (k *fakeKernel) apply(ctx context.Context, input string) error {
 	if err := k.fail; err != nil {
 		k.fail = nil
@@ -76,7 +71,7 @@ func (k *fakeKernel) apply(ctx context.Context, input string) error {
 // chain returns the rules of a chain.
 func (k *fakeKernel) chain(t *testing.T, in table, name string) []string {
 	t.Helper()
-	rules, ok := k.tables.Chain(in.String(), name)
+	rules, ok := k.tables.Chain(in, name)
 	if !ok {
 		t.Fatalf("no chain %s in %s:\n%s", name, in, k.save())
 	}
@@ -86,7 +81,7 @@ func (k *fakeKernel) chain(t *testing.T, in table, name string) []string {
 // set makes a chain hold these rules, whatever it held.
 func (k *fakeKernel) set(t *testing.T, id chainID, rules ...string) {
 	t.Helper()
-	if err := k.tables.SetChain(id.table.String(), id.name, rules...); err != nil {
+	if err := k.tables.SetChain(id.table, id.name, rules...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -95,7 +90,7 @@ func (k *fakeKernel) set(t *testing.T, id chainID, rules ...string) {
 func (k *fakeKernel) chains() []chainID {
 	var out []chainID
 	for _, in := range []table{filter, nat} {
-		for _, name := range k.tables.Chains(in.String()) {
+		for _, name := range k.tables.Chains(in) {
 			out = append(out, chainID{in, name})
 		}
 	}

@@ -1,9 +1,13 @@
 package iptables
 
 import (
+	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
@@ -12,40 +16,42 @@ import (
 // to them. Rules are as iptables-restore reads them, without "-A CHAIN".
 type Fixed struct {
 	Chains []FixedChain
-	// Jumps are those of one built-in chain from first to last.
+	// Jumps are in the order that they have in each built-in chain.
 	Jumps []Jump
 }
 
-// FixedChain is a chain that holds these rules, in this order, and no others.
+// FixedChain is a chain with exactly these rules, in this order.
 type FixedChain struct {
 	Table string // filter or nat
 	Name  string
-	// Rules may say MASQUERADE --random-fully, which is left out of them where
-	// iptables does not know it.
+	// Rules may use MASQUERADE --random-fully. FixedRules removes the option if iptables does not
+	// know it.
 	Rules []string
 }
 
-// Jump is a rule of a built-in chain, among others' rules there.
+func (c *FixedChain) id() chainID { return chainID{c.Table, c.Name} }
+
+// Jump is a rule of a built-in chain, among rules of other programs.
 type Jump struct {
 	Table string // filter or nat
 	Chain string // such as PREROUTING
 	Rule  string
 }
 
-// FixedState is how the kernel differs from a Fixed, and how much of it the
-// kernel holds.
+func (j *Jump) in() chainID { return chainID{j.Table, j.Chain} }
+
+// FixedState compares the kernel to a Fixed.
 type FixedState struct {
-	// Findings are all differences. Their keys begin with "iptables "; those of
-	// one place stay the same while the desired state and what is held there do.
+	// Findings are all differences. Their keys begin with "iptables "; the key of a place changes
+	// only with its desired or actual state.
 	Findings []dataplane.Finding
-	// Chains and Rules count what the kernel has of the chains that are desired,
-	// jumps to them included.
+	// Chains and Rules count what the kernel has of the desired chains and the jumps to them.
 	Chains, Rules int
-	// Warnings say what is wrong about the variant of iptables in use, human-readable.
+	// Warnings are problems of the variant of iptables in use, human-readable.
 	Warnings []string
 }
 
-// Counts are how many chains and rules these are, jumps included.
+// Counts are the numbers of chains and rules, jumps included.
 func (f *Fixed) Counts() (chains, rules int) {
 	rules = len(f.Jumps)
 	for i := range f.Chains {
@@ -54,163 +60,104 @@ func (f *Fixed) Counts() (chains, rules int) {
 	return len(f.Chains), rules
 }
 
-// tableNamed returns the table of a name.
-func tableNamed(name string) table {
-	if name == nat.String() {
-		return nat
-	}
-	return filter
-}
-
-func (c *FixedChain) id() chainID { return chainID{tableNamed(c.Table), c.Name} }
-func (j *Jump) in() chainID       { return chainID{tableNamed(j.Table), j.Chain} }
-
-// fixedDiff is how the kernel differs from a Fixed.
 type fixedDiff struct {
 	chains []chainDiff
-	jumps  []Jump // those that are missing
+	jumps  []Jump // missing ones
 }
 
-// chainDiff is how one chain differs.
 type chainDiff struct {
-	chain   *FixedChain
-	missing bool
-	have    uint64 // hash of what the kernel has
-	// beside are the rules of mode IPTables there, which stay until that mode is
-	// retired; alone: the chain holds nothing else.
-	beside []string
-	alone  bool
+	chain *FixedChain
+	have  *kernelChain // nil: missing
+	// beside are the rules of other modes in the chain, which stay until these modes are removed.
+	// They come after first and before rest, the two parts of the chain's own rules.
+	beside, first, rest []string
 }
 
-// compareFixed returns how the kernel differs from the desired state.
-func compareFixed(want *Fixed, k *kernelState) fixedDiff {
-	var d fixedDiff
+func compareFixed(want *Fixed, k *kernelState, o *ownership) fixedDiff {
+	d := fixedDiff{jumps: missingJumps(want.Jumps, k)}
 	for i := range want.Chains {
 		c := &want.Chains[i]
-		have := k.chains[c.id()]
-		if have == nil {
-			d.chains = append(d.chains, chainDiff{chain: c, missing: true})
-			continue
-		}
-		beside := besideFixed(c.id(), have)
-		if !holds(have, c, beside) {
-			d.chains = append(d.chains, chainDiff{chain: c, have: rulesHash(have), beside: beside, alone: len(beside) == have.count})
-		}
-	}
-	for _, j := range want.Jumps {
-		hash := ruleHash(j.Rule)
-		have := k.chains[j.in()]
-		if have == nil || !slices.ContainsFunc(have.rules, func(r kernelRule) bool { return r.hash == hash }) {
-			d.jumps = append(d.jumps, j)
+		diff := chainDiff{chain: c, have: k.chains[c.id()]}
+		diff.beside = besideFixed(c.id(), diff.have, o)
+		diff.first, diff.rest = split(c.Rules, func(rule string) bool { return o.own.precedes(c.id(), ruleHash(rule)) })
+		if !diff.asDesired() {
+			d.chains = append(d.chains, diff)
 		}
 	}
 	return d
 }
 
-// besideFixed returns the rules of mode IPTables that stay beside ours.
-func besideFixed(id chainID, have *kernelChain) []string {
-	if id != (chainID{nat, chainServices}) {
+// besideFixed returns the rules of other modes in a shared chain.
+func besideFixed(id chainID, have *kernelChain, o *ownership) []string {
+	if have == nil || !o.shares(id) {
 		return nil
 	}
 	var out []string
 	for _, r := range have.rules {
-		if isServicesRule(r.spec) {
+		if o.others.leads(id, r.spec, &o.own) {
 			out = append(out, r.spec)
 		}
 	}
 	return out
 }
 
-// merged are the rules of a chain with those of mode IPTables, which come first:
-// they serve until that mode is retired, and then the other takes over at once.
-// Before them are those that concern what they translate as well.
-func merged(c *FixedChain, beside []string) []string {
-	if len(beside) == 0 {
-		return c.Rules
+// rules are those of the chain with those of other modes: these serve until their mode is removed,
+// and then ours take over at once.
+func (c *chainDiff) rules() []string {
+	if len(c.beside) == 0 {
+		return c.chain.Rules
 	}
-	first, rest := split(c.Rules, marksOwnSource)
-	return slices.Concat(first, beside, []string{untilRetired}, rest)
+	return slices.Concat(c.first, c.beside, []string{untilRemoved}, c.rest)
 }
 
-// untilRetired keeps what the rules of mode IPTables before it do not translate from
-// ours after it: marked by those, it would be let pass although it is rejected. It
-// goes with the rules before it.
-const untilRetired = `-m comment --comment "kubernetes services by IPVS; NOTE: not before the rules above are gone" -j RETURN`
+// untilRemoved follows the rules of another mode and is removed with them. Packets that they do not
+// translate must not reach ours after it: marked by those, they would pass although they are
+// rejected.
+const untilRemoved = `-m comment --comment "kubernetes services of the next mode; NOTE: not before the rules above are gone" -j RETURN`
 
-// holds reports whether a chain is as it should be. Rules that come first beside
-// those of mode IPTables may stay there.
-func holds(have *kernelChain, c *FixedChain, beside []string) bool {
-	inOrder := func(specs ...string) bool {
-		return slices.EqualFunc(have.rules, specs, func(r kernelRule, spec string) bool { return r.hash == ruleHash(spec) })
-	}
-	if len(beside) > 0 {
-		return inOrder(merged(c, beside)...)
-	}
-	first, rest := split(c.Rules, marksOwnSource)
-	return inOrder(c.Rules...) || inOrder(slices.Concat(first, rest)...)
+// asDesired accepts both orders of the chain's own rules where there are no others.
+func (c *chainDiff) asDesired() bool {
+	return c.have != nil && (c.have.equals(c.rules()) || len(c.beside) == 0 && c.have.equals(slices.Concat(c.first, c.rest)))
 }
 
-// rulesHash is the hash of a chain whose rules are kept.
-func rulesHash(have *kernelChain) uint64 {
-	var hash uint64
-	for _, r := range have.rules {
-		hash = chainRule(hash, r.hash)
-	}
-	return hash
-}
-
-// input is the input of iptables-restore that makes up for the difference. Each
-// table changes at once. Filter comes first: its rules of either mode let pass
-// what is translated, and those of mode IPTables would drop what is not.
+// input is the input of iptables-restore that removes the difference. Each
+// table changes at once. Filter comes first: its rules of every mode let pass
+// what is translated, and some drop what is not.
 func (d *fixedDiff) input() string {
-	var declare, rules [2]strings.Builder // by table; chains may lead to each other
+	declare, rules := map[table][]string{}, map[table][]string{}
 	for _, c := range d.chains {
-		in := tableNamed(c.chain.Table)
-		c.write(&declare[in], &rules[in])
+		in, name, add := c.chain.Table, c.chain.Name, c.rules()
+		if len(c.beside) > 0 && len(c.beside) == c.have.count { // thousands, which are not rewritten
+			for _, spec := range slices.Backward(c.first) {
+				rules[in] = append(rules[in], "-I "+name+" "+spec)
+			}
+			add = append([]string{untilRemoved}, c.rest...)
+		} else {
+			declare[in] = append(declare[in], emptied(name))
+		}
+		rules[in] = append(rules[in], lines("-A "+name+" ", add, "")...)
 	}
-	for _, j := range slices.Backward(d.jumps) { // so that they stand in order
-		fmt.Fprintf(&rules[j.in().table], "-I %s %s\n", j.Chain, j.Rule)
+	for _, j := range slices.Backward(d.jumps) { // each becomes the first
+		rules[j.Table] = append(rules[j.Table], "-I "+j.Chain+" "+j.Rule)
 	}
-	var out strings.Builder
-	for _, in := range []table{filter, nat} {
-		if declare[in].Len()+rules[in].Len() > 0 {
-			fmt.Fprintf(&out, "*%s\n%s%sCOMMIT\n", in, declare[in].String(), rules[in].String())
+	out := ""
+	for _, in := range []table{filter, nat} { // all are declared first: chains may lead to each other
+		if all := append(declare[in], rules[in]...); len(all) > 0 {
+			out += sectionOf(in, all)
 		}
 	}
-	return out.String()
+	return out
 }
 
-// write writes what has to change in one chain: with thousands of rules of the
-// other mode in it not as a whole.
-func (c *chainDiff) write(declare, rules *strings.Builder) {
-	name, add := c.chain.Name, merged(c.chain, c.beside)
-	if len(c.beside) > 0 && c.alone {
-		first, rest := split(c.chain.Rules, marksOwnSource)
-		for _, spec := range slices.Backward(first) {
-			fmt.Fprintf(rules, "-I %s %s\n", name, spec)
-		}
-		add = append([]string{untilRetired}, rest...)
-	} else {
-		fmt.Fprintf(declare, ":%s - [0:0]\n", name)
-	}
-	for _, spec := range add {
-		fmt.Fprintf(rules, "-A %s %s\n", name, spec)
-	}
-}
-
-// findings are the differences, human-readable.
 func (d *fixedDiff) findings() []dataplane.Finding {
 	var out []dataplane.Finding
 	add := func(f found) {
 		out = append(out, dataplane.Finding{Key: "iptables " + f.key(), Text: f.String()})
 	}
 	for _, c := range d.chains {
-		f := found{kind: fixedDiffer, in: c.chain.id(), have: c.have}
-		if c.missing {
-			f.kind = chainMissing
-		}
-		for _, spec := range c.chain.Rules {
-			f.want = chainRule(f.want, ruleHash(spec))
+		f := found{kind: chainMissing, in: c.chain.id(), want: hashOf(c.chain.Rules)}
+		if c.have != nil {
+			f.kind, f.have = fixedDiffer, c.have.hash
 		}
 		add(f)
 	}
@@ -220,14 +167,173 @@ func (d *fixedDiff) findings() []dataplane.Finding {
 	return out
 }
 
-// countFixed counts what the kernel has of the desired state.
-func countFixed(want *Fixed, k *kernelState, d *fixedDiff) (chains, rules int) {
+// FixedRules programs a fixed set of chains and jumps in one IP family, with the variant of
+// iptables that the node uses. Modes that need some rules of iptables use it. Beside the rules of
+// other modes, which may have served the node before, its own have no effect until those are
+// removed. Except for Watch, its methods must not be called concurrently.
+type FixedRules struct {
+	family  dataplane.Family
+	kernel  kernel
+	modes   *ownership
+	matches []string // of iptables that the rules need
+	sysctl  string
+
+	// begin closes begun after the first successful Apply or Compare.
+	begin func()
+	begun chan struct{}
+	// entries are how many the kernel's tables should have, nil while that is
+	// unknown. Legacy variant only.
+	entries atomic.Pointer[entries]
+
+	supported bool
+	// actual is what the kernel has, if since lasts.
+	actual *Fixed
+	since  moment
+	// unread counts the comparisons since the rules were read.
+	unread  int
+	removed removed
+}
+
+// NewFixedRules makes the FixedRules of a mode for one IP family. It runs nothing yet.
+func NewFixedRules(mode dataplane.Declaration, family dataplane.Family, o Options) *FixedRules {
+	o.complete()
+	modes, begun := newOwnership(mode, o.Modes), make(chan struct{})
+	return &FixedRules{
+		family: family, kernel: newKernel(family, modes, &o), modes: modes, matches: mode.Matches, sysctl: o.SysctlFolder,
+		begun: begun, begin: sync.OnceFunc(func() { close(begun) }),
+	}
+}
+
+// Supported reports whether the node has the family at all, and programs and a
+// kernel that know what the rules need.
+func (f *FixedRules) Supported(ctx context.Context) error {
+	if err := dataplane.HasFamily(f.family, procFolder, f.sysctl); err != nil {
+		return err
+	}
+	if err := f.kernel.find(ctx); err != nil || f.supported {
+		return err
+	}
+	if err := f.kernel.probe(); err != nil {
+		return err
+	}
+	missing, err := f.kernel.lacks(ctx, f.matches)
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask iptables which matches it knows: %w", err)
+	case len(missing) > 0:
+		return fmt.Errorf("%w: %s lacks the match %s; load the kernel module xt_%s (modprobe -a xt_%s), and install the complete iptables package on the node",
+			dataplane.ErrUnsupported, commandOf(f.family), strings.Join(missing, ", "), strings.Join(missing, ", xt_"), strings.Join(missing, " xt_"))
+	}
+	f.supported = true
+	return nil
+}
+
+// Apply writes what differs from the desired state and reports whether that was anything. Rules of
+// other modes in shared chains stay and go on serving; everything else in our chains that is not
+// desired is removed.
+func (f *FixedRules) Apply(ctx context.Context, want Fixed) (changed bool, err error) {
+	if err := f.kernel.find(ctx); err != nil {
+		return false, err
+	}
+	want = f.understood(want)
+	since := momentOf(f.kernel) // before reading: what comes later is noticed next time
+	if f.unchanged(&want, since) {
+		return false, nil
+	}
+	f.forget()
+	state, err := f.kernel.read(ctx)
+	if err != nil {
+		return false, err
+	}
+	d := compareFixed(&want, state, f.modes)
+	input := d.input()
+	if err := f.kernel.apply(ctx, input); err != nil {
+		return false, fmt.Errorf("write the fixed rules of mode %s: %w", f.modes.mode, err)
+	}
+	f.note(&want, since)
+	return input != "", nil
+}
+
+// understood is the desired state without what the programs do not know.
+func (f *FixedRules) understood(want Fixed) Fixed {
+	if f.kernel.randomFully() {
+		return want
+	}
+	want.Chains = slices.Clone(want.Chains)
+	for i := range want.Chains {
+		rules := slices.Clone(want.Chains[i].Rules)
+		for j := range rules {
+			rules[j] = strings.TrimSuffix(rules[j], " --random-fully")
+		}
+		want.Chains[i].Rules = rules
+	}
+	return want
+}
+
+// unchanged reports whether the kernel had the desired state, and no other program has written
+// since.
+func (f *FixedRules) unchanged(want *Fixed, now moment) bool {
+	return f.since.sameAs(now) && reflect.DeepEqual(f.actual, want)
+}
+
+func (f *FixedRules) forget() {
+	f.actual, f.since, f.removed = nil, moment{}, removed{}
+	f.entries.Store(nil)
+}
+
+// note notes that the kernel has the desired state.
+func (f *FixedRules) note(want *Fixed, since moment) {
+	f.unread, f.actual, f.since = 0, want, since
+	if total, ok := f.kernel.entries(); ok {
+		chains, rules := want.Counts()
+		f.entries.Store(&entries{total: total, ours: tally{chains: chains, rules: rules}.entries()})
+	}
+	f.begin()
+}
+
+// Compare compares the kernel to the desired state and writes nothing. The kernel is not read if no
+// other program has written rules since it had that state. Rules of other modes are no difference.
+func (f *FixedRules) Compare(ctx context.Context, want Fixed) (FixedState, error) {
+	if err := f.kernel.find(ctx); err != nil {
+		return FixedState{}, err
+	}
+	want = f.understood(want)
+	var out FixedState
+	since := momentOf(f.kernel)
+	if f.unchanged(&want, since) && f.unread < maxUnread {
+		f.unread++
+		out.Chains, out.Rules = want.Counts()
+		out.Warnings = f.kernel.warnings(ctx)
+		return out, nil
+	}
+	state, err := f.kernel.read(ctx)
+	if err != nil {
+		return FixedState{}, err
+	}
+	d := compareFixed(&want, state, f.modes)
+	out.Findings, out.Rules = d.findings(), len(want.Jumps)-len(d.jumps)
 	for i := range want.Chains {
 		id := want.Chains[i].id()
-		if have := k.chains[id]; have != nil {
-			chains++
-			rules += have.count - len(besideFixed(id, have))
+		if have := state.chains[id]; have != nil {
+			out.Chains++
+			out.Rules += have.count - len(besideFixed(id, have, f.modes))
 		}
 	}
-	return chains, rules + len(want.Jumps) - len(d.jumps)
+	out.Warnings = f.kernel.warnings(ctx)
+	f.forget()
+	if len(out.Findings) == 0 {
+		f.note(&want, since)
+	}
+	return out, nil
+}
+
+// Watch calls changed whenever another program may have changed our chains or
+// jumps, until ctx is done; see dataplane.Observer. It begins after the first
+// successful Apply or Compare that found no difference.
+func (f *FixedRules) Watch(ctx context.Context, changed func(dataplane.Change)) {
+	select {
+	case <-ctx.Done():
+	case <-f.begun:
+		watchRules(ctx, f.kernel, &f.entries, changed)
+	}
 }

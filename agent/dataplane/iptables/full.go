@@ -10,15 +10,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
-// applyFull compares all that the kernel has to the desired state and writes the
+// applyFull compares the kernel to the desired state and writes the
 // difference: first what chains of Services lead to, then those chains, then
-// what leads to them, last the removal of what nothing leads to any more.
+// what leads to them. Last it removes what nothing leads to any more.
 func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *kernelState) (int, error) {
-	facts, err := d.facts()
-	if err != nil {
-		return 0, err
-	}
-	config, err := d.configFor(r, facts)
+	config, err := d.config(r)
 	if err != nil {
 		return 0, err
 	}
@@ -34,10 +30,8 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset, state *
 	for name := range d.engine.Rejected {
 		delete(p.want.services, name)
 	}
-	d.chains, d.rules = p.want.counts()
-	d.filterRules = p.want.inFilter()
-	d.held = p.want
-	d.countForeign(p)
+	d.held, d.tally = p.want, p.want.tally()
+	d.countUnmanaged(p)
 	d.warnings = append(p.warnings(), d.kernel.warnings(ctx)...)
 	return len(p.changed), nil
 }
@@ -47,27 +41,13 @@ func (d *Dataplane) newFullPass(r *dataplane.Ruleset, c *config, state *kernelSt
 	for name := range p.rests {
 		delete(p.want.services, name)
 	}
-	p.faults = d.newIsolation(maxRejectedRuns,
-		func(n dataplane.ServiceName) int { return p.want.services[n].lines() },
-		func(n dataplane.ServiceName) []plannedChain { return p.want.services[n].chains })
+	p.faults = d.newIsolation(maxRejectedRuns, func(n dataplane.ServiceName) int { return p.want.services[n].lines() }, p.want.services)
 	p.faults.Rejected = maps.Clone(p.rests)
 	p.changed = p.faults.Changed
-	p.scope = scope{prune: r.Prune, ended: ended(r), rejected: p.faults.Rejected, kept: engine.KeptOf(r)}
+	p.scope = scope{modes: d.modes, prune: r.Prune, dirty: r.Dirty, rejected: p.faults.Rejected, kept: engine.KeptOf(r), stuck: map[string]struct{}{}}
 	return p
 }
 
-// ended names the Services that have changed and of which nothing is desired.
-func ended(r *dataplane.Ruleset) map[dataplane.ServiceName]struct{} {
-	out := map[dataplane.ServiceName]struct{}{}
-	for name := range r.Dirty {
-		if r.Services[name] == nil {
-			out[name] = struct{}{}
-		}
-	}
-	return out
-}
-
-// fullPass is one full Apply.
 type fullPass struct {
 	*Dataplane
 	ruleset *dataplane.Ruleset
@@ -75,26 +55,26 @@ type fullPass struct {
 	state   *kernelState
 	scope   scope
 	changed map[dataplane.ServiceName]struct{}
-	faults  *isolation
+	faults  *engine.Isolation[planned]
 	// rests are the rejected Services that are not tried.
 	rests map[dataplane.ServiceName]rejection
-	// behindIPVS: mode IPVS has served the node, and may still. TakesOver: it does,
-	// alone.
-	behindIPVS, takesOver bool
+	// behindOther: a mode that packets meet later has served the node, and may still. TakesOver: it
+	// does, alone.
+	behindOther, takesOver bool
 }
 
 func (p *fullPass) run(ctx context.Context) error {
 	if err := p.swapFirewallJumps(ctx); err != nil {
 		return err
 	}
-	hooks := compareHooks(p.want, p.state)
-	early := leadNowhere(hooks, p.want, p.state)
+	jumps := missingJumps(p.want.config.jumps(), p.state)
+	early := leadNowhere(jumps, p.want, p.state)
 	if err := p.writeBase(ctx, early); err != nil {
 		return err
 	}
 	if early {
-		// Each costs less while there are few rules.
-		if err := p.writeHooks(hooks); err != nil {
+		// It costs less while there are few rules.
+		if err := p.writeJumps(ctx, jumps); err != nil {
 			return err
 		}
 	}
@@ -105,7 +85,7 @@ func (p *fullPass) run(ctx context.Context) error {
 		return err
 	}
 	if !early {
-		if err := p.writeHooks(hooks); err != nil {
+		if err := p.writeJumps(ctx, jumps); err != nil {
 			return err
 		}
 	}
@@ -116,8 +96,8 @@ func (p *fullPass) run(ctx context.Context) error {
 }
 
 // writeBase brings the shared chains without rules of Services up to date.
-// Chains of Services jump to them. With declare it also makes those for rules of
-// Services that are missing, which have none yet.
+// Chains of Services jump to them. With declare it also makes missing ones for rules of
+// Services, without rules yet.
 func (p *fullPass) writeBase(ctx context.Context, declare bool) error {
 	var t transaction
 	for _, d := range compareShared(p.want, p.state, &p.scope) {
@@ -132,12 +112,12 @@ func (p *fullPass) writeBase(ctx context.Context, declare bool) error {
 }
 
 // writeServices writes the chains of Services and then what leads to them: both
-// at once where one call can carry that.
+// at once if one call can carry that.
 func (p *fullPass) writeServices(ctx context.Context) error {
 	if done, err := p.writeAtOnce(ctx); done || err != nil {
 		return err
 	}
-	if err := p.writeRefusals(ctx); err != nil {
+	if err := p.writeRejections(ctx); err != nil {
 		return err
 	}
 	if err := p.writeChains(ctx); err != nil {
@@ -146,8 +126,8 @@ func (p *fullPass) writeServices(ctx context.Context) error {
 	return p.writeDispatch(ctx, p.compareDispatch())
 }
 
-// writeAtOnce writes everything of Services in one call. It reports false where
-// that is too much for one, or where some of it is rejected.
+// writeAtOnce writes everything of Services in one call. It reports false if
+// that is too much for one, or some of it is rejected.
 func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	different := compareChains(p.want, p.state, &p.scope)
 	size := 0
@@ -173,7 +153,7 @@ func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	err := p.write(ctx, t)
 	switch {
 	case isRejection(err):
-		// Part of it may have gone in.
+		// Part of it may have been applied.
 		p.state, err = p.kernel.read(ctx)
 		return false, err
 	case err != nil:
@@ -195,12 +175,12 @@ func (p *fullPass) tooManyFor(diffs []*sharedDiff) bool {
 	return lines > perCall(p.kernel, largeRules)
 }
 
-// writeRefusals adds the filter rules that are missing. They come before chains
+// writeRejections adds missing filter rules before chains
 // of Services change, because what those no longer translate must meet them at
-// once; while it is translated it meets none of them. What the kernel does not
-// take is left to writeDispatch, which finds out whose it is. A filter chain that
-// is missing altogether is too: before a first load nothing is translated.
-func (p *fullPass) writeRefusals(ctx context.Context) error {
+// once; what is translated meets none of them. What the kernel rejects
+// is left to writeDispatch, which finds the Services at fault. So is a filter chain that
+// is missing altogether: before a first load nothing is translated.
+func (p *fullPass) writeRejections(ctx context.Context) error {
 	var missing []ownedRule
 	for _, d := range p.compareDispatch() {
 		if d.chain.id.table == filter && !d.missing {
@@ -231,25 +211,24 @@ func (p *fullPass) writeRefusals(ctx context.Context) error {
 	return err
 }
 
-// writeChains writes the chains of Services that are missing or differ. What went in of
-// a large Service before a call is rejected stays, or goes by deleteStale if nothing leads
+// writeChains writes the chains of Services that are missing or differ. What was written of
+// a large Service before a call is rejected stays, or is removed by deleteStale if nothing leads
 // to it.
 func (p *fullPass) writeChains(ctx context.Context) error {
 	different := compareChains(p.want, p.state, &p.scope)
 	names := slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare)
-	return p.faults.isolate(names, func(batch []dataplane.ServiceName) (string, error) {
+	return p.faults.Write(names, func(batch []dataplane.ServiceName) error {
 		c := &calls{limit: p.faults.Capacity}
 		p.addChains(c, batch, different)
 		for _, t := range c.list {
 			if err := p.write(ctx, t); err != nil {
-				return t.String(), err
+				return err
 			}
 		}
-		return "", nil
+		return nil
 	})
 }
 
-// addChains adds the chains of Services that differ.
 func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different map[dataplane.ServiceName][]string) {
 	for _, name := range names {
 		plan := p.want.config.planService(p.ruleset.Services[name])
@@ -272,20 +251,22 @@ func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different 
 	}
 }
 
-// writeHooks inserts the jumps that are missing at the head of built-in
-// chains, the last one first, so that they stand in order. They come after the
-// chains they lead to are complete, or while those that are not are empty.
-func (p *fullPass) writeHooks(missing []hook) error {
-	for _, h := range slices.Backward(missing) {
-		if err := p.insert(h); err != nil {
-			return fmt.Errorf("insert the jump from %s of table %s: %w", h.in.name, h.in.table, err)
-		}
+// writeJumps inserts the missing jumps at the head of built-in
+// chains, the last one first, which puts them in order. The chains that they lead to are complete or
+// empty.
+func (p *fullPass) writeJumps(ctx context.Context, missing []Jump) error {
+	var t transaction
+	for _, j := range slices.Backward(missing) {
+		t.insertRule(j.in(), j.Rule)
+	}
+	if err := p.write(ctx, &t); err != nil {
+		return fmt.Errorf("insert the jumps from built-in chains: %w", err)
 	}
 	return nil
 }
 
-// deleteStale deletes chains that belong to no Service. Of a refused one those stay that
-// its rules lead to.
+// deleteStale deletes chains that belong to no Service. Those to which rules of a rejected Service
+// lead stay.
 func (p *fullPass) deleteStale(ctx context.Context) error {
 	if !p.scope.prune {
 		return nil
@@ -310,43 +291,21 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 		}
 		p.failed = p.failed || len(stuck) > 0
 		for _, name := range stuck {
-			if p.scope.stuck == nil {
-				p.scope.stuck = map[string]struct{}{}
-			}
 			p.scope.stuck[name] = struct{}{}
 		}
 	}
 	return nil
 }
 
-// warnings are what could not be done besides the rules of Services.
+// warnings report what could not be done besides the rules of Services.
 func (p *fullPass) warnings() []string {
 	var out []string
 	if w := p.routeLocalnet(p.want.config); w != "" {
 		out = append(out, w)
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.scope.stuck)) {
-		if len(out) == dataplane.MaxExamples {
-			break
-		}
+	stuck := slices.Sorted(maps.Keys(p.scope.stuck))
+	for _, name := range stuck[:min(len(stuck), dataplane.MaxExamples-len(out))] {
 		out = append(out, fmt.Sprintf("chain %s of table nat belongs to no Service and cannot be deleted, because rules that are not ours jump to it; remove those rules", name))
 	}
 	return out
-}
-
-const sysctlRouteLocalnet = "net/ipv4/conf/all/route_localnet"
-
-// routeLocalnet lets NodePorts answer on 127.0.0.1. It returns what to tell
-// where that is not possible.
-func (d *Dataplane) routeLocalnet(c *config) string {
-	if !c.nodePorts.Localhost {
-		return ""
-	}
-	if value, err := d.sysctls.read(sysctlRouteLocalnet); err == nil && value == "1" {
-		return ""
-	}
-	if err := d.sysctls.write(sysctlRouteLocalnet, "1"); err != nil {
-		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does), or set spec.settings.nodePorts.localhost to Disabled", err)
-	}
-	return ""
 }

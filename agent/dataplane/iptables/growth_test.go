@@ -55,7 +55,7 @@ func TestGrowthOfRefusalsThatAreMissing(t *testing.T) {
 			flushed.chains[c.id] = &kernelChain{}
 		}
 		p := g.plane.newFullPass(g.rules, g.want.config, flushed)
-		if err := p.writeRefusals(t.Context()); err != nil || len(p.changed) != 1 {
+		if err := p.writeRejections(t.Context()); err != nil || len(p.changed) != 1 {
 			t.Fatal(err, p.changed)
 		}
 	})
@@ -97,6 +97,6 @@ func TestGrowthOfKeptServices(t *testing.T) {
 			have := state.chains[r.in]
 			have.rules = append(have.rules, kernelRule{r.hash, r.spec}, kernelRule{r.hash + 1, r.spec})
 		}
-		return given{want, state, &scope{kept: map[dataplane.ServiceName]struct{}{s.Name: {}}}}
+		return given{want, state, &scope{modes: declared, kept: map[dataplane.ServiceName]struct{}{s.Name: {}}}}
 	}, func(g given) { compareShared(g.want, g.state, g.scope) })
 }

@@ -1,16 +1,28 @@
-// Package iptables makes the kernel hold a Ruleset by iptables rules.
+// Package iptables programs a Ruleset with iptables rules.
 //
 // Chains, names and hashes are kube-proxy's, so that tools and habits built on
 // them keep working and a node can be taken over in place. Planning (plan.go,
 // node.go) and comparing (compare.go, transaction.go) are pure; reading and
 // writing the kernel (tools_linux.go, apply.go, full.go, isolate.go) is apart from them.
+//
+// Other data planes use
+//
+//   - FixedRules, for iptables rules that they need besides (fixed.go), and PodMatch,
+//     ForwardRules and PostroutingRules (node.go)
+//   - Commits, which knows who has changed nf_tables (commits_linux.go, watch_linux.go)
+//
+// Which chains and rules are whose is read from the declarations of the modes (declaration.go).
 package iptables
 
 import (
 	"context"
+	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"sync/atomic"
 
 	"k8s.io/utils/clock"
@@ -19,45 +31,39 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
-// Options are what a Dataplane is made of.
+const procFolder = "/proc"
+
+// Options are what a Dataplane or FixedRules is made of.
 type Options struct {
+	// Modes declare what else may be in the kernel. That of the mode itself is ignored.
+	Modes []dataplane.Declaration
 	// Programs are those to use; all IP families of a node share them. Nil:
-	// what NewPrograms finds in Folder.
+	// what is found in PATH.
 	Programs *Programs
-	// Folder holds the iptables programs. Empty: they are looked up in PATH.
-	Folder string
-	// ProcFolder is the proc file system. Empty: /proc.
-	ProcFolder string
 	// Commits is shared by the data planes of one network namespace. Nil: this
 	// one is the only one.
 	Commits *Commits
-	// SysctlFolder is where sysctls are read and written. Empty: sys in
-	// ProcFolder; with a Model: nowhere.
+	// SysctlFolder is where sysctls are read and written. Empty: /proc/sys; with a Model: nowhere.
 	SysctlFolder string
 	// Model stands in for programs and kernel. Nil: the node's own.
 	Model Model
 }
 
-// complete fills in what is left out.
 func (o *Options) complete() {
-	if o.ProcFolder == "" {
-		o.ProcFolder = "/proc"
-	}
 	if o.SysctlFolder == "" {
-		o.SysctlFolder = filepath.Join(o.ProcFolder, "sys")
+		o.SysctlFolder = procFolder + "/sys"
 	}
 	if o.Programs == nil {
-		o.Programs = NewPrograms(o.Folder, "")
+		o.Programs = NewPrograms("", "")
 	}
 	if o.Commits == nil {
 		o.Commits = &Commits{}
 	}
 }
 
-// kernel reads and writes the rules of one IP family. Tests put a model of the
-// kernel in its place.
+// kernel reads and writes the rules of one IP family. Tests replace it by a model.
 type kernel interface {
-	// find looks for the programs; nothing else may be called before it has
+	// find looks for the programs; only all may be called before it has
 	// returned nil.
 	find(ctx context.Context) error
 	// probe reports whether the kernel has NAT.
@@ -72,39 +78,52 @@ type kernel interface {
 	// apply runs the input of iptables-restore. Each section is applied as a
 	// whole or not at all, and the first that is rejected is the last.
 	apply(ctx context.Context, input string) error
-	// insert puts a jump at the head of a built-in chain.
-	insert(h hook) error
 	// others returns a number that stays the same as long as no other program writes
-	// rules. The second result is false where the kernel does not report it.
+	// rules. The second result is false if the kernel does not report it.
 	others() (uint32, bool)
 	// watch calls changed whenever another program may have changed rules of ours,
-	// until ctx is done or it can watch no longer. The entries are nil while it is
-	// not known how many the kernel should hold.
+	// until ctx is done or it can watch no longer. The entries are nil while the desired
+	// number is unknown.
 	watch(ctx context.Context, expected *atomic.Pointer[entries], changed func(dataplane.Change)) error
-	// unwatched runs do, which reads and then writes many rules, while nobody is
-	// told of each of them. What others change meanwhile is noticed all the same.
+	// unwatched runs do, which reads and then writes many rules, without reporting
+	// each of them to watch. What others change meanwhile is noticed all the same.
 	unwatched(do func() error) error
 	// entries counts the entries of the tables nat and filter. The second result
-	// is false where the kernel does not report it: only the legacy one does.
+	// is false if the kernel does not report it: only the legacy one does.
 	entries() (int, bool)
 	// legacy reports whether each call rewrites a whole table.
 	legacy() bool
 	// randomFully reports whether MASQUERADE knows --random-fully.
 	randomFully() bool
-	// warnings say what is wrong about the variant in use.
+	// warnings are problems of the variant in use.
 	warnings(ctx context.Context) []string
-	// all returns one for each variant that may hold rules, to clean. It may be
-	// called before find.
+	// all returns one kernel for each variant that may have rules, to clean up.
 	all(ctx context.Context) ([]kernel, error)
 }
+
+// moment is a time up to which everything that other programs have written is known; the zero
+// value is none.
+type moment struct {
+	others uint32
+	known  bool
+}
+
+func momentOf(k kernel) moment {
+	others, known := k.others()
+	return moment{others, known}
+}
+
+// sameAs reports whether no other program has written in between.
+func (m moment) sameAs(now moment) bool { return m.known && m == now }
 
 // Dataplane programs one IP family by iptables.
 type Dataplane struct {
 	family  dataplane.Family
+	modes   *ownership
 	kernel  kernel
 	proc    string
-	sysctl  string
-	sysctls sysctls
+	sysctl  string // where support of the family is read
+	sysctls sysctlFolder
 	// interfaceIPs reads the addresses of the node's interfaces. It is called
 	// from several goroutines.
 	interfaceIPs func() ([]netip.Addr, error)
@@ -112,46 +131,38 @@ type Dataplane struct {
 	addresses engine.Addresses
 	engine    *engine.Engine[planned]
 
-	// entries are how many the kernel's tables should hold, nil while that is not
-	// known, and foreign how many of them are others'. Legacy variant only.
-	entries atomic.Pointer[entries]
-	foreign int
+	// entries are how many the kernel's tables should have, nil while that is
+	// unknown, and unmanaged how many of them are others'. Legacy variant only.
+	entries   atomic.Pointer[entries]
+	unmanaged int
 
 	// held is what the kernel has by our last successful Apply, without the Services that it
 	// rejects. Nil: unknown, the next Apply is full.
 	held *desired
-	// sound is kernel.others when the kernel had what is in held and engine.Rejected; nil:
-	// that is not known. Doubted: since the last verification a full pass was made
-	// because something was rejected and another program may be why.
-	sound   *uint32
+	// sound is when the kernel had what is in held and engine.Rejected. Doubted: since the last
+	// verification a full pass was made because something was rejected and another program may be
+	// why.
+	sound   moment
 	doubted bool
 	// stuck are chains that belong to no Service and could not be deleted.
 	stuck map[string]struct{}
 	// warnings are those of the last full Apply.
 	warnings []string
-	// chains and rules count what is held.
-	chains, rules int
-	filterRules   int // those of rules that are in the table filter
-	// seen is kernel.others of a comparison that found no difference; nil: there
-	// was none since the last full Apply. Unread counts the verifications since.
-	seen   *uint32
+	tally    tally // of what is held
+	// seen is when a comparison found no difference since the last full Apply. Unread counts the
+	// verifications since.
+	seen   moment
 	unread int
 	// spare is what the last Verify has read, if it found a difference.
-	spare *spare
-	// retired: nothing of this mode was left when it was last looked.
-	retired retired
+	spare *kernelState
+	// removed: nothing of this mode was left at the last check.
+	removed removed
 	// audited is the last comparison beside another proxy; nil: none yet.
 	audited *audited
-	// written counts the rules that the running Apply has written, by table; failed: the kernel
+	// written counts the rules that the running Apply has written; failed: the kernel
 	// has rejected some.
-	written [2]int
+	written map[table]int
 	failed  bool
-}
-
-// spare is a state of the kernel that holds as long as no other program writes rules.
-type spare struct {
-	state  *kernelState
-	others uint32
 }
 
 var (
@@ -161,19 +172,23 @@ var (
 
 // New makes a Dataplane for one IP family. It runs nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
-	values := o.sysctls()
+	sysctls := sysctlFolder(o.SysctlFolder)
 	o.complete()
 	d := &Dataplane{
 		family:  family,
-		kernel:  newKernel(family, modeIPTables, &o),
-		proc:    o.ProcFolder,
+		modes:   newOwnership(Declaration(), o.Modes, chainFirewall),
+		proc:    procFolder,
 		sysctl:  o.SysctlFolder,
-		sysctls: values,
+		sysctls: sysctls,
+		written: map[table]int{},
 
 		interfaceIPs: dataplane.InterfaceAddresses,
 	}
+	d.kernel = newKernel(family, d.modes, &o)
 	d.engine = engine.New[planned](operations{d}, clock.RealClock{})
-	if o.Model != nil {
+	if o.Model == nil {
+		d.sysctls = sysctlFolder(o.SysctlFolder)
+	} else {
 		d.interfaceIPs = func() ([]netip.Addr, error) { return o.Model.Addresses(), nil }
 	}
 	return d
@@ -182,79 +197,49 @@ func New(family dataplane.Family, o Options) *Dataplane {
 // Supported reports whether the node has the family at all, the programs are
 // there and the kernel has NAT.
 func (d *Dataplane) Supported(ctx context.Context, _ *dataplane.Ruleset) error {
-	if err := d.hasFamily(); err != nil {
+	if err := d.find(ctx); err != nil || d.held != nil { // then it has taken our rules
 		return err
-	}
-	if err := d.kernel.find(ctx); err != nil {
-		return err
-	}
-	if d.held != nil {
-		return nil // it has taken our rules
 	}
 	return d.kernel.probe()
 }
 
-func (d *Dataplane) hasFamily() error {
-	return dataplane.HasFamily(d.family, d.proc, d.sysctl)
-}
-
-// facts reads what the rules depend on besides Services and settings.
-func (d *Dataplane) facts() (kernelFacts, error) {
-	f := kernelFacts{randomFully: d.kernel.randomFully()}
-	// Absent where the kernel has no connection tracking yet: not liberal.
-	if value, err := d.sysctls.read("net/netfilter/nf_conntrack_tcp_be_liberal"); err == nil {
-		f.liberal = value != "0"
+// find looks for the family and the programs.
+func (d *Dataplane) find(ctx context.Context) error {
+	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil {
+		return err
 	}
-	var err error
-	f.interfaceIPs, err = d.interfaceIPs()
-	return f, err
+	return d.kernel.find(ctx)
 }
 
-// counts are those of what is held.
-func (d *Dataplane) counts() dataplane.Counts {
-	return countsOf(d.chains, d.rules)
-}
-
-func countsOf(chains, rules int) dataplane.Counts {
-	return dataplane.Counts{dataplane.Chains: chains, dataplane.Rules: rules}
-}
-
-// maxUnread is how many verifications in a row may go by without reading the
+// maxUnread is how many verifications in a row may skip reading the
 // rules, because no other program has changed any.
 const maxUnread = 9
 
-// Verify compares the kernel to what the last Apply left there or, for an audit, to r alone.
+// Verify compares the kernel to what the last Apply left there or, for an audit, to r alone. It does
+// not read the kernel if that reports that no other program has written rules
+// since a comparison that found no difference: then it has what we have written since.
 func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
-	if err := d.hasFamily(); err != nil {
-		return dataplane.Difference{}, err
-	}
-	if err := d.kernel.find(ctx); err != nil {
+	if err := d.find(ctx); err != nil {
 		return dataplane.Difference{}, err
 	}
 	if o.Audit {
 		return d.audit(ctx, r)
 	}
-	return d.verify(ctx, r)
-}
-
-// verify does not read the kernel where that reports that no other program has written rules
-// since a comparison that found no difference: then it has what we have written since.
-func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane.Difference, error) {
 	want, err := d.want(r)
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
 	d.doubted = false
-	others, known := d.kernel.others() // before reading: what comes later is noticed next time
-	if known && want == d.held && d.seen != nil && *d.seen == others && d.unread < maxUnread {
+	now := momentOf(d.kernel) // before reading: what comes later is noticed next time
+	if want == d.held && d.seen.sameAs(now) && d.unread < maxUnread {
 		d.unread++
-		return dataplane.Difference{Counts: d.counts(), Warnings: d.kernel.warnings(ctx)}, nil
+		return dataplane.Difference{Counts: d.tally.counts(), Warnings: d.kernel.warnings(ctx)}, nil
 	}
 	state, err := d.kernel.read(ctx)
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	scope := &scope{prune: r.Prune, rejected: d.engine.Rejected, stuck: d.stuck, kept: engine.KeptOf(r)}
+	scope := &scope{modes: d.modes, prune: r.Prune, rejected: d.engine.Rejected, stuck: d.stuck, kept: engine.KeptOf(r)}
 	out := difference(want, state, scope)
 	switch {
 	case out.Count == 0:
@@ -266,25 +251,22 @@ func (d *Dataplane) verify(ctx context.Context, r *dataplane.Ruleset) (dataplane
 		out.Drifted = drift.Count > 0
 	}
 	out.Warnings = d.kernel.warnings(ctx)
-	d.seen, d.unread, d.spare = nil, 0, nil
-	if known && out.Count > 0 {
-		d.spare = &spare{state, others}
-	}
-	if known && want == d.held && out.Count == 0 {
-		d.seen, d.sound = &others, &others
+	d.seen, d.unread, d.spare = moment{}, 0, nil
+	switch {
+	case !now.known:
+	case out.Count > 0:
+		d.spare, state.since = state, now
+	case want == d.held:
+		d.seen, d.sound = now, now
 	}
 	return out, nil
 }
 
-// want is the desired state of the kernel: what the last Apply planned, or a fresh
-// plan where there is none or something has changed since, be it only that an
+// want is the desired state of the kernel: what the last Apply planned, or a new
+// plan if there is none or something has changed since, even if only an
 // interface has a new address.
 func (d *Dataplane) want(r *dataplane.Ruleset) (*desired, error) {
-	facts, err := d.facts()
-	if err != nil {
-		return nil, err
-	}
-	c, err := d.configFor(r, facts)
+	c, err := d.config(r)
 	if err != nil {
 		return nil, err
 	}
@@ -301,7 +283,17 @@ func (d *Dataplane) want(r *dataplane.Ruleset) (*desired, error) {
 // comments. They cost time to load and to list.
 const terseAbove = 1000
 
-func (d *Dataplane) configFor(r *dataplane.Ruleset, facts kernelFacts) (*config, error) {
+// config reads what the rules depend on besides Services.
+func (d *Dataplane) config(r *dataplane.Ruleset) (*config, error) {
+	facts := kernelFacts{randomFully: d.kernel.randomFully()}
+	// Absent if the kernel has no connection tracking yet: not liberal.
+	if value, err := d.sysctls.read("net/netfilter/nf_conntrack_tcp_be_liberal"); err == nil {
+		facts.liberal = value != "0"
+	}
+	var err error
+	if facts.interfaceIPs, err = d.interfaceIPs(); err != nil {
+		return nil, err
+	}
 	c, err := newConfig(d.family, &r.Node, facts)
 	if err != nil {
 		return nil, err
@@ -314,4 +306,40 @@ func (d *Dataplane) configFor(r *dataplane.Ruleset, facts kernelFacts) (*config,
 	}
 	c.terse = endpoints > terseAbove
 	return c, nil
+}
+
+// sysctlFolder has sysctls as files, by names such as net/ipv4/ip_forward. Empty: it has none, and
+// ignores writes.
+type sysctlFolder string
+
+func (f sysctlFolder) read(name string) (string, error) {
+	if f == "" {
+		return "", fs.ErrNotExist
+	}
+	text, err := os.ReadFile(filepath.Join(string(f), name))
+	return strings.TrimSpace(string(text)), err //nolint:wrapcheck // it names the file
+}
+
+func (f sysctlFolder) write(name, value string) error {
+	if f == "" {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(string(f), name), []byte(value), 0o644) //nolint:wrapcheck // it names the file
+}
+
+const sysctlRouteLocalnet = "net/ipv4/conf/all/route_localnet"
+
+// routeLocalnet lets NodePorts answer on 127.0.0.1. It returns a warning if
+// that is not possible.
+func (d *Dataplane) routeLocalnet(c *config) string {
+	if !c.nodePorts.Localhost {
+		return ""
+	}
+	if value, err := d.sysctls.read(sysctlRouteLocalnet); err == nil && value == "1" {
+		return ""
+	}
+	if err := d.sysctls.write(sysctlRouteLocalnet, "1"); err != nil {
+		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does), or set spec.settings.nodePorts.localhost to Disabled", err)
+	}
+	return ""
 }

@@ -125,7 +125,7 @@ func TestKeepAddsWhatIsMissing(t *testing.T) {
 				t.Errorf("not repaired: %v, %q", err, d.Examples)
 			}
 			// What is not behind today's state is whole.
-			fresh := New(dataplane.IPv4, Options{SysctlFolder: f.plane.sysctl})
+			fresh := New(dataplane.IPv4, Options{Modes: twoModes(), SysctlFolder: f.plane.sysctl})
 			fresh.kernel = f.kernel
 			rules := *f.rules
 			rules.Keep, rules.Services = nil, maps.Clone(rules.Services)
@@ -174,7 +174,7 @@ func TestKeepThenTodaysStateOneByOne(t *testing.T) {
 	}
 }
 
-// TestKeepIsNoDrift: what is newer in the kernel is nobody's interference, what
+// TestKeepIsNoDrift: what is newer in the kernel is no interference, what
 // others remove after an Apply is.
 func TestKeepIsNoDrift(t *testing.T) {
 	old, today := oldAndNew()

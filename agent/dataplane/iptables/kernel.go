@@ -19,22 +19,32 @@ type kernelRule struct {
 type kernelChain struct {
 	hash  uint64 // of its rules in order; 0 for an empty chain
 	count int
-	rules []kernelRule // not kept for chains of one Service
-	jumps []string     // the chains of Services that such a chain leads to
+	rules []kernelRule // not for chains of one Service: these are many
+	jumps []string     // from such a chain to others
+}
+
+// has reports whether a chain that is not of one Service, or nil, has a rule.
+func (c *kernelChain) has(hash uint64) bool {
+	return c != nil && slices.ContainsFunc(c.rules, func(r kernelRule) bool { return r.hash == hash })
+}
+
+func (c *kernelChain) equals(specs []string) bool {
+	return c.count == len(specs) && c.hash == hashOf(specs)
 }
 
 // kernelState is what the kernel has in the tables nat and filter.
 type kernelState struct {
 	chains map[chainID]*kernelChain
+	since  moment // when it was read, if that matters
 }
 
 func newKernelState() *kernelState {
 	return &kernelState{chains: map[chainID]*kernelChain{}}
 }
 
-// entries are how many the legacy variant's tables hold, if they hold the state:
+// entries are how many the legacy variant's tables have in this state:
 // each rule is one, each chain two, the policy of a built-in chain one and the end
-// of a table one. A table that has not been used is left out of the state.
+// of a table one. A table that has not been used is not part of the state.
 func (k *kernelState) entries() int {
 	const policiesAndEnds = 4 + 1 + 3 + 1 // of nat and filter
 	n := policiesAndEnds
@@ -47,7 +57,6 @@ func (k *kernelState) entries() int {
 	return n
 }
 
-// rulesIn returns the rules of a shared chain.
 func (k *kernelState) rulesIn(id chainID) ([]kernelRule, error) {
 	have := k.chains[id]
 	if have == nil {
@@ -56,7 +65,6 @@ func (k *kernelState) rulesIn(id chainID) ([]kernelRule, error) {
 	return have.rules, nil
 }
 
-// rulesOf counts the rules of a table.
 func (k *kernelState) rulesOf(t table) int {
 	n := 0
 	for id, c := range k.chains {
@@ -71,46 +79,21 @@ func isBuiltin(chain string) bool {
 	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain)
 }
 
-// read adds what iptables-save prints of one or several tables. The rules of
-// chains of one Service are kept as a hash only, because there may be very many.
-// A table that iptables-save leaves out is an error: taken for empty, its rules
-// would be written anew over those in use, and its jumps once more each time.
-func (k *kernelState) read(r io.Reader) error {
+// eachLine calls do for each line of iptables-save, with its table.
+func eachLine(r io.Reader, do func(in table, line string) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 64<<10), 1<<20)
-	var (
-		in      table
-		known   bool
-		id      chainID
-		current *kernelChain
-	)
+	in := ""
 	for lines.Scan() {
 		line := lines.Text()
-		switch {
-		case strings.HasPrefix(line, "#"):
-			if name, ok := unprintable(line); ok && (name == filter.String() || name == nat.String()) {
-				return fmt.Errorf(`iptables-save does not print the table %s, because somebody has put rules into its chains that iptables does not know; find them with "nft list ruleset" on the node and move them to a table of their own; until then our rules stay as they are`, name)
-			}
-		case strings.HasPrefix(line, "*"):
-			in, known = filter, line == "*filter" || line == "*nat"
-			if line == "*nat" {
-				in = nat
-			}
-			current, id = nil, chainID{}
-		case !known:
-		case strings.HasPrefix(line, ":"):
-			name, _, _ := strings.Cut(line[1:], " ")
-			k.chains[chainID{in, strings.Clone(name)}] = &kernelChain{}
-			current = nil
-		case strings.HasPrefix(line, "-A "):
-			name, spec, _ := strings.Cut(line[3:], " ")
-			if current == nil || name != id.name {
-				id = chainID{in, name}
-				if current = k.chains[id]; current == nil {
-					return fmt.Errorf("iptables-save prints a rule of chain %s before the chain", name)
-				}
-			}
-			current.add(spec, !(in == nat && isServiceChain(name)))
+		if line == "" {
+			continue
+		}
+		if line[0] == '*' {
+			in = line[1:]
+		}
+		if err := do(in, line); err != nil {
+			return err
 		}
 	}
 	if err := lines.Err(); err != nil {
@@ -119,9 +102,42 @@ func (k *kernelState) read(r io.Reader) error {
 	return nil
 }
 
-// unprintable returns the table that a comment of iptables-save says it leaves
-// out. The program succeeds all the same. A table of which it only leaves out
-// built-in chains of others is none.
+// read adds what iptables-save prints of one or several tables. Chains of one Service only get a
+// hash, because their rules may be very many.
+// A table that iptables-save omits is an error: taken for empty, its rules
+// would be written over those in use, and its jumps once more each time.
+func (k *kernelState) read(r io.Reader) error {
+	var (
+		id      chainID
+		current *kernelChain
+	)
+	return eachLine(r, func(in table, line string) error {
+		switch {
+		case line[0] == '#':
+			if name, ok := unprintable(line); ok && (name == filter || name == nat) {
+				return fmt.Errorf(`iptables-save does not print the table %s, because another program has put rules into its chains that iptables does not know; find them with "nft list ruleset" on the node and move them to a table of their own; until then our rules stay as they are`, name)
+			}
+		case in != filter && in != nat:
+		case line[0] == ':':
+			name, _, _ := strings.Cut(line[1:], " ")
+			k.chains[chainID{in, strings.Clone(name)}] = &kernelChain{}
+			current = nil
+		case strings.HasPrefix(line, "-A "):
+			name, spec, _ := strings.Cut(line[3:], " ")
+			if current == nil || id != (chainID{in, name}) {
+				id = chainID{in, name}
+				if current = k.chains[id]; current == nil {
+					return fmt.Errorf("iptables-save prints a rule of chain %s before the chain", name)
+				}
+			}
+			current.add(spec, !(in == nat && isServiceChain(name)))
+		}
+		return nil
+	})
+}
+
+// unprintable returns the table that iptables-save omits according to a comment of its. It
+// succeeds nevertheless. Omitting only built-in chains of others does not count.
 func unprintable(comment string) (string, bool) {
 	name, found := strings.CutPrefix(comment, "# Table `")
 	if !found {
@@ -131,12 +147,12 @@ func unprintable(comment string) (string, bool) {
 	return name, found && strings.HasPrefix(rest, " is incompatible")
 }
 
-func (c *kernelChain) add(spec string, keep bool) {
+func (c *kernelChain) add(spec string, withRules bool) {
 	const jump = "-j " // printed last
 	h := ruleHash(spec)
 	c.hash = chainRule(c.hash, h)
 	c.count++
-	if keep {
+	if withRules {
 		c.rules = append(c.rules, kernelRule{hash: h, spec: strings.Clone(spec)})
 	} else if i := strings.LastIndex(spec, jump); i >= 0 && isServiceChain(spec[i+len(jump):]) {
 		c.jumps = append(c.jumps, strings.Clone(spec[i+len(jump):]))
@@ -168,8 +184,8 @@ func (k *kernelState) ledTo(rules []dispatchRule) []plannedChain {
 	return out
 }
 
-// insert notes that rules have been put at the head of chains whose rules are kept. The hash
-// of such a chain is not used.
+// insert notes rules that were put at the head of shared chains. The hash
+// of such a chain is not used afterwards.
 func (k *kernelState) insert(rules ...dispatchRule) {
 	byChain := map[chainID][]kernelRule{}
 	for _, r := range slices.Backward(rules) {

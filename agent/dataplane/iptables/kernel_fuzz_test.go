@@ -42,7 +42,7 @@ func FuzzSave(f *testing.F) {
 // countLines counts the rules of each chain of nat and filter.
 func countLines(text string) map[chainID]int {
 	out := map[chainID]int{}
-	in, known := table(0), false
+	in, known := filter, false
 	for line := range strings.SplitSeq(text, "\n") {
 		line = strings.TrimSuffix(line, "\r") // as bufio.ScanLines
 		switch {
@@ -73,7 +73,7 @@ func counts(k *kernelState) map[chainID]int {
 func printed(k *kernelState) string {
 	var out strings.Builder
 	for _, t := range []table{nat, filter} {
-		out.WriteString("*" + t.String() + "\n")
+		out.WriteString("*" + t + "\n")
 		for id := range k.chains {
 			if id.table == t {
 				out.WriteString(":" + id.name + " - [0:0]\n")
@@ -103,11 +103,11 @@ func FuzzSaveOfModel(f *testing.F) {
 		state := newKernelState()
 		want := map[chainID]int{}
 		for _, in := range []table{nat, filter} {
-			if err := state.read(strings.NewReader(model.Save(in.String()))); err != nil {
+			if err := state.read(strings.NewReader(model.Save(in))); err != nil {
 				t.Fatal(err)
 			}
-			for _, name := range model.Chains(in.String()) {
-				rules, _ := model.Chain(in.String(), name)
+			for _, name := range model.Chains(in) {
+				rules, _ := model.Chain(in, name)
 				want[chainID{in, name}] = len(rules)
 			}
 		}

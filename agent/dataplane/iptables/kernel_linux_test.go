@@ -110,7 +110,7 @@ func holdThePlan(t *testing.T, family dataplane.Family, folder string) {
 		}
 		return s
 	}
-	plane, rules := New(family, Options{Folder: folder}), newRuleset()
+	plane, rules := New(family, Options{Programs: NewPrograms(folder, "")}), newRuleset()
 	if family == dataplane.IPv6 {
 		rules.Node.Addresses = addrs("2001:db8::2")
 	}
@@ -128,7 +128,7 @@ func holdThePlan(t *testing.T, family dataplane.Family, folder string) {
 		if len(result.Rejected) > 0 {
 			t.Fatalf("%s: refused: %v", family, result.Rejected)
 		}
-		fresh := New(family, Options{Folder: folder})
+		fresh := New(family, Options{Programs: NewPrograms(folder, "")})
 		d, err := fresh.Verify(context.Background(), rules, dataplane.VerifyOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -169,7 +169,7 @@ func inIPv6(s *dataplane.Service) {
 func TestRestartRewritesNoRule(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		rules := newRuleset(someServices(20)...)
-		mustApply(t, New(dataplane.IPv4, Options{Folder: folder}), rules)
+		mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules)
 		dump := func() string {
 			if strings.HasSuffix(t.Name(), "nf_tables") {
 				return run(t, "nft", "-a", "list", "ruleset") // with the handles of rules
@@ -178,7 +178,7 @@ func TestRestartRewritesNoRule(t *testing.T) {
 		}
 		before := dump()
 		rules.Full = true
-		if result := mustApply(t, New(dataplane.IPv4, Options{Folder: folder}), rules); result.ServicesChanged != 0 {
+		if result := mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules); result.ServicesChanged != 0 {
 			t.Errorf("result %+v", result)
 		}
 		if diff := cmp.Diff(strings.Split(stamp(before), "\n"), strings.Split(stamp(dump()), "\n")); diff != "" {
@@ -206,7 +206,7 @@ func TestCleanupLeavesTheKernelAsItWas(t *testing.T) {
 		run(t, tool, "-A", "OUTPUT", "-j", "KUBE-FIREWALL")
 		run(t, tool, "-A", "KUBE-FIREWALL", "-s", "192.0.2.1", "-j", "DROP")
 		run(t, tool, "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.1", "-j", "MASQUERADE")
-		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset(someServices(3)...)
+		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), newRuleset(someServices(3)...)
 		mustApply(t, plane, rules)
 		if err := plane.Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
 			t.Fatal(err)
@@ -243,7 +243,7 @@ func TestLockedByAnotherProcess(t *testing.T) {
 		if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 			t.Fatal(err)
 		}
-		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset(someServices(3)...)
+		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), newRuleset(someServices(3)...)
 		_, err = plane.Apply(context.Background(), rules)
 		if nft { // knows no lock: the kernel's transactions take its place
 			if err != nil {
@@ -281,7 +281,7 @@ func TestProgramsMissingOrTooOld(t *testing.T) {
 					}
 				}
 			}
-			plane := New(dataplane.IPv4, Options{Folder: folder})
+			plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 			err := plane.Supported(context.Background(), &dataplane.Ruleset{})
 			if !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want %q", err, c.want)
@@ -319,7 +319,7 @@ func TestConnections(t *testing.T) {
 		closed.LoadBalancerIPs = addrs("203.0.113.5")
 		closed.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 
-		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset(plain, sticky, local, empty, closed)
+		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), newRuleset(plain, sticky, local, empty, closed)
 		mustApply(t, plane, rules)
 
 		for _, to := range []string{"172.30.0.1:80", "203.0.113.1:80", "203.0.113.2:80", "192.168.0.2:30080", "127.0.0.1:30080"} {
@@ -439,7 +439,7 @@ func TestForeignJumpsAndManyStaleChains(t *testing.T) {
 			s := benchService(i, 0)
 			rules.Services[s.Name] = s
 		}
-		plane := New(dataplane.IPv4, Options{Folder: folder})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 		mustApply(t, plane, rules)
 		used := plane.held.services[dataplane.ServiceName{Namespace: "ns", Name: "svc200"}].chains[10].name
 		tool := filepath.Join(folder, "iptables")
@@ -459,7 +459,7 @@ func TestForeignJumpsAndManyStaleChains(t *testing.T) {
 		run(t, tool, "-t", "nat", "-F", "MINE")
 		rules.Full = true
 		result = mustApply(t, plane, rules)
-		if d, err := New(dataplane.IPv4, Options{Folder: folder}).Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 || len(result.Warnings) != 0 {
+		if d, err := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}).Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 || len(result.Warnings) != 0 {
 			t.Errorf("differences %+v, %v, warnings %q", d, err, result.Warnings)
 		}
 	})
@@ -473,7 +473,7 @@ func TestRefusedByTheKernel(t *testing.T) {
 		services[2].Name.Namespace = "other"
 		rules := newRuleset(services...)
 		rules.Node = testNode(func(s *v1alpha1.ProxySettings) { s.DetectLocal.ClusterCIDRs = []string{"0.0.0.0/0"} })
-		_, err := New(dataplane.IPv4, Options{Folder: folder}).Apply(t.Context(), rules)
+		_, err := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}).Apply(t.Context(), rules)
 		if strings.HasSuffix(t.Name(), "legacy") { // takes this rule, which never matches
 			if err != nil {
 				t.Error(err)

@@ -22,6 +22,6 @@ type elsewhere struct{ kernel }
 func (elsewhere) find(context.Context) error            { return errNotLinux }
 func (elsewhere) all(context.Context) ([]kernel, error) { return nil, errNotLinux }
 
-func nodeKernel(dataplane.Family, owner, *Options) kernel { return elsewhere{} }
+func nodeKernel(dataplane.Family, *ownership, *Options) kernel { return elsewhere{} }
 
 func (d *Dataplane) subscribe(<-chan struct{}) (<-chan struct{}, error) { return nil, errNotLinux }

@@ -12,9 +12,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// TestNobodyWritesAfterAKilledAgent kills a process while it runs
+// TestNothingWritesAfterAKilledAgent kills a process while it runs
 // iptables-restore, for which a program stands that never ends.
-func TestNobodyWritesAfterAKilledAgent(t *testing.T) {
+func TestNothingWritesAfterAKilledAgent(t *testing.T) {
 	const variable = "NODEPROXY_TEST_RESTORE"
 	if program := os.Getenv(variable); program != "" {
 		tools := newTools(dataplane.IPv4, nil, &Commits{count: func() (uint32, error) { return 0, nil }})
@@ -44,7 +44,7 @@ func TestNobodyWritesAfterAKilledAgent(t *testing.T) {
 	_ = agent.Wait() // it was killed
 	within(t, "the program has ended", func() bool {
 		stat, err := os.ReadFile("/proc/" + pid + "/stat")
-		return err != nil || bytes.Contains(stat, []byte(") Z ")) // nobody may wait for it
+		return err != nil || bytes.Contains(stat, []byte(") Z ")) // nothing may wait for it
 	})
 }
 

@@ -9,21 +9,18 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// Model stands in for the iptables programs and the kernel behind them, where
-// somebody asks what becomes of packets. Package iptablesmodel has one.
+// Model stands in for the iptables programs and the kernel behind them, to compute
+// the fate of packets. Package iptablesmodel has one.
 type Model interface {
 	// Save prints a table as iptables-save does.
 	Save(table string) string
 	// Restore takes the input of iptables-restore --noflush. The error is what
 	// the program prints about input that it does not take.
 	Restore(input string) error
-	// Insert puts a rule at the head of a chain.
-	Insert(table, chain, spec string) error
 	// Addresses are those of the node's interfaces.
 	Addresses() []netip.Addr
 }
 
-// modelled is a kernel that is a Model.
 type modelled struct{ model Model }
 
 var _ kernel = modelled{}
@@ -49,12 +46,7 @@ func (m modelled) watch(ctx context.Context, _ *atomic.Pointer[entries], _ func(
 
 func (m modelled) read(context.Context) (*kernelState, error) {
 	state := newKernelState()
-	for _, in := range []table{nat, filter} {
-		if err := state.read(strings.NewReader(m.model.Save(in.String()))); err != nil {
-			return nil, err
-		}
-	}
-	return state, nil
+	return state, state.read(strings.NewReader(m.model.Save(nat) + m.model.Save(filter)))
 }
 
 func (m modelled) list(ctx context.Context, in chainID) ([]kernelRule, error) {
@@ -66,25 +58,17 @@ func (m modelled) list(ctx context.Context, in chainID) ([]kernelRule, error) {
 }
 
 func (m modelled) apply(_ context.Context, input string) error {
-	return asRejection(m.model.Restore(input))
-}
-
-func (m modelled) insert(h hook) error {
-	return asRejection(m.model.Insert(h.in.table.String(), h.in.name, h.spec))
-}
-
-// asRejection is the error of a program that ran and did not take its input.
-func asRejection(err error) error {
+	err := m.model.Restore(input)
 	if err == nil {
 		return nil
 	}
-	return &toolError{program: "iptables-restore", cause: rejected, output: err.Error(), faults: readFaults(err.Error()), err: err}
+	return &toolError{program: "iptables-restore", cause: rejected, output: err.Error(), input: input, faults: readFaults(err.Error()), err: err}
 }
 
 // newKernel is the node's kernel, or the model in its place, for one of the modes.
-func newKernel(family dataplane.Family, mode owner, o *Options) kernel {
+func newKernel(family dataplane.Family, modes *ownership, o *Options) kernel {
 	if o.Model != nil {
 		return modelled{o.Model}
 	}
-	return nodeKernel(family, mode, o)
+	return nodeKernel(family, modes, o)
 }

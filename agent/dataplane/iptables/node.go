@@ -10,7 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// kernelFacts are what the rules depend on that only the node itself knows.
+// kernelFacts are what the rules depend on besides Services and settings.
 type kernelFacts struct {
 	// randomFully: iptables knows MASQUERADE --random-fully.
 	randomFully bool
@@ -24,11 +24,10 @@ type kernelFacts struct {
 // newConfig derives from a node's settings and facts what its rules depend on.
 func newConfig(family dataplane.Family, n *dataplane.Node, facts kernelFacts) (*config, error) {
 	s := n.Settings
-	mark := "0x" + strconv.FormatUint(1<<uint(*s.Masquerade.Bit), 16)
 	c := &config{
 		family:        family,
 		masqueradeAll: *s.Masquerade.All == v1alpha1.Enabled,
-		mark:          mark,
+		mark:          "0x" + strconv.FormatUint(1<<uint(*s.Masquerade.Bit), 16),
 		randomFully:   facts.randomFully,
 		dropInvalid:   !facts.liberal,
 	}
@@ -39,9 +38,10 @@ func newConfig(family dataplane.Family, n *dataplane.Node, facts kernelFacts) (*
 	if c.podMatch, err = PodMatch(family, n); err != nil {
 		return nil, err
 	}
-	if err := c.setNodePorts(n, facts.interfaceIPs); err != nil {
+	if c.nodePorts, err = dataplane.NodePortsOf(family, n); err != nil {
 		return nil, err
 	}
+	c.nodePortIPs = c.inNodePortRanges(facts.interfaceIPs)
 	return c, nil
 }
 
@@ -77,56 +77,37 @@ func PodMatch(family dataplane.Family, n *dataplane.Node) (string, error) {
 	return "", nil
 }
 
-// setNodePorts decides on which addresses NodePorts answer.
-func (c *config) setNodePorts(n *dataplane.Node, interfaceIPs []netip.Addr) error {
-	var err error
-	if c.nodePorts, err = dataplane.NodePortsOf(c.family, n); err != nil {
-		return err
-	}
-	if len(c.nodePorts.Ranges) > 0 {
-		c.nodePortIPs = c.inNodePortRanges(interfaceIPs)
-	}
-	return nil
-}
-
-// inNodePortRanges returns the addresses that NodePorts answer on, of those of
-// the node's interfaces, sorted.
+// inNodePortRanges returns those of the interfaces' addresses that NodePorts answer on, sorted; nil
+// without ranges: then rules do not name them.
 func (c *config) inNodePortRanges(interfaceIPs []netip.Addr) []netip.Addr {
+	if len(c.nodePorts.Ranges) == 0 {
+		return nil
+	}
 	out := slices.DeleteFunc(slices.Clone(interfaceIPs), func(ip netip.Addr) bool { return !c.nodePorts.AnswerOn(ip) })
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out)
 }
 
-// hook is a jump from a built-in chain.
-type hook struct {
-	in   chainID
-	spec string
-}
-
 const onlyNew = "-m conntrack --ctstate NEW"
 
-// hooks are the jumps from built-in chains, those of one chain from first to last.
-func (c *config) hooks() []hook {
-	jump := func(t table, from, target, note, match string) hook {
+// jumps are those from built-in chains, in the order that they have there.
+func (c *config) jumps() []Jump {
+	jump := func(t table, from, target, note, match string) Jump {
 		if note != "" {
 			note = commentMatch(note)
 		}
-		return hook{chainID{t, from}, join(match, note, "-j "+target)}
+		return Jump{t, from, join(match, note, "-j "+target)}
 	}
 	const (
 		portals  = "kubernetes service portals"
 		external = "kubernetes externally-visible service portals"
 		firewall = "kubernetes load balancer firewall"
 	)
-	out := []hook{
+	out := []Jump{
 		jump(nat, "PREROUTING", chainServices, portals, ""),
 		jump(nat, "OUTPUT", chainServices, portals, ""),
 		jump(nat, "POSTROUTING", chainPostrouting, "kubernetes postrouting rules", ""),
-	}
-	if c.nodePorts.Localhost {
-		out = append(out, jump(filter, "INPUT", chainFirewall, "", ""))
-	}
-	out = append(out,
+		jump(filter, "INPUT", chainFirewall, "", ""),
 		jump(filter, "INPUT", chainProxyFirewall, firewall, onlyNew),
 		jump(filter, "INPUT", chainNodePorts, "kubernetes health check service ports", ""),
 		jump(filter, "INPUT", chainExternalServices, external, onlyNew),
@@ -134,14 +115,14 @@ func (c *config) hooks() []hook {
 		jump(filter, "FORWARD", chainForward, "kubernetes forwarding rules", ""),
 		jump(filter, "FORWARD", chainServices, portals, onlyNew),
 		jump(filter, "FORWARD", chainExternalServices, external, onlyNew),
-	)
-	if c.nodePorts.Localhost {
-		out = append(out, jump(filter, "OUTPUT", chainFirewall, "", ""))
-	}
-	return append(out,
+		jump(filter, "OUTPUT", chainFirewall, "", ""),
 		jump(filter, "OUTPUT", chainProxyFirewall, firewall, onlyNew),
 		jump(filter, "OUTPUT", chainServices, portals, onlyNew),
-	)
+	}
+	if !c.nodePorts.Localhost {
+		out = slices.DeleteFunc(out, func(j Jump) bool { return j.Rule == "-j "+chainFirewall })
+	}
+	return out
 }
 
 // sharedChain is a chain whose content does not belong to one Service.
@@ -150,13 +131,12 @@ type sharedChain struct {
 	// fixed are its rules, in order. In a chain with dispatch rules they are
 	// the last ones.
 	fixed []string
-	// dispatch: the chain holds rules of Services, in any order, before fixed.
+	// dispatch: the chain has rules of Services, in any order, before fixed.
 	dispatch bool
-	// foreign: other programs keep rules of their own in it, which stay.
+	// foreign: other programs have rules in it, too, which stay.
 	foreign bool
 }
 
-// sharedChains are the chains that every node has.
 func (c *config) sharedChains() []sharedChain {
 	forward := ForwardRules(c.mark)
 	if c.dropInvalid {
@@ -173,8 +153,8 @@ func (c *config) sharedChains() []sharedChain {
 		{id: chainID{nat, chainNodePorts}, dispatch: true},
 		{id: chainID{nat, chainServices}, dispatch: true, fixed: c.nodePortTail()},
 	}
-	// Elsewhere the chain and its jumps are the kubelet's business. kube-proxy
-	// makes them there, too, but has nothing to put in.
+	// Otherwise the chain and its jumps are the kubelet's business. kube-proxy
+	// makes them anyway, without rules.
 	if c.nodePorts.Localhost {
 		out = append(out, sharedChain{id: chainID{filter, chainFirewall}, foreign: true, fixed: []string{
 			join(commentMatch("block incoming localnet connections"), "-d 127.0.0.0/8 ! -s 127.0.0.0/8",
@@ -184,9 +164,9 @@ func (c *config) sharedChains() []sharedChain {
 	return out
 }
 
-// ForwardRules let pass what is marked to be masqueraded, and what belongs to a
-// connection that was let pass. They are the rules of filter KUBE-FORWARD that
-// every mode has; mark is such as 0x4000.
+// ForwardRules accept what is marked to be masqueraded, and packets of accepted
+// connections. They are the rules of filter KUBE-FORWARD that
+// every mode has; a mark is such as 0x4000.
 func ForwardRules(mark string) []string {
 	return []string{
 		join(commentMatch("kubernetes forwarding rules"), "-m mark --mark "+mark+"/"+mark, "-j ACCEPT"),

@@ -263,7 +263,7 @@ func TestLinesAreCounted(t *testing.T) {
 
 // TestRejectedInTheMiddle: of a large Service that the kernel rejects in one of several calls
 // it is known what went in before. Packets find complete chains, a retry writes the rest
-// alone, and what nobody wants any more goes.
+// alone, and what is no longer desired is removed.
 func TestRejectedInTheMiddle(t *testing.T) {
 	for name, c := range map[string]struct {
 		ports, endpoints, affinity int
@@ -359,7 +359,7 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestManySharedRulesAreReplacedAtOnce: the programs look for each rule that goes by itself
+// TestManySharedRulesAreReplacedAtOnce: the programs look for each rule that is removed alone
 // through the whole chain.
 func TestManySharedRulesAreReplacedAtOnce(t *testing.T) {
 	f := newFixture(t)
@@ -391,7 +391,7 @@ func TestManySharedRulesAreReplacedAtOnce(t *testing.T) {
 			t.Errorf("%s: %q", what, rules)
 		}
 		f.kernel.set(t, chainID{nat, chainServices}, slices.DeleteFunc(f.kernel.chain(t, nat, chainServices), func(r string) bool { return r == unmanaged })...)
-		f.check(dataplane.Result{Counts: f.plane.counts()})
+		f.check(dataplane.Result{Counts: f.plane.tally.counts()})
 		f.kernel.set(t, chainID{nat, chainServices}, append([]string{unmanaged}, f.kernel.chain(t, nat, chainServices)...)...)
 	}
 }
@@ -454,7 +454,7 @@ func TestPartsOnTheRealKernel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		plane, rules := New(dataplane.IPv4, Options{Folder: folder}), newRuleset(someServices(1)...)
+		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), newRuleset(someServices(1)...)
 		mustApply(t, plane, rules)
 		if d, err := plane.Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
 			t.Fatal(d, err)
@@ -473,7 +473,7 @@ func TestPartsOnTheRealKernel(t *testing.T) {
 				t.Fatalf("%d endpoints: %s, refused %v", endpoints, result.Kind, result.Rejected)
 			}
 			if rejected == 0 {
-				holdsAll(t, New(dataplane.IPv4, Options{Folder: folder}), rules)
+				holdsAll(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules)
 				rules.Full = false
 			}
 		}

@@ -2,36 +2,34 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"math"
+	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// partialPass is an Apply of some Services alone.
 type partialPass struct {
 	*Dataplane
 	ctx     context.Context //nolint:containedctx // it lives for one Apply
 	ruleset *dataplane.Ruleset
-	faults  *isolation
+	faults  *engine.Isolation[planned]
 	plans   map[dataplane.ServiceName]*planned // of the Services of which some is desired
 	// sound: no other program has written since it was known what the kernel has.
 	sound   bool
 	changed int
 }
 
-// applyChanged writes the difference between what is held and what is desired of
+// applyChanged writes the difference between the actual and the desired state of
 // some Services. An error wraps engine.ErrFull, or says why the kernel could not be written.
 func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName) (changed int, err error) {
 	p := &partialPass{Dataplane: d, ctx: ctx, ruleset: r, sound: d.undisturbed(), plans: map[dataplane.ServiceName]*planned{}}
-	p.faults = d.newIsolation(maxPartialRuns, p.size, func(n dataplane.ServiceName) []plannedChain {
-		if p.plans[n] == nil {
-			return nil
-		}
-		return p.plans[n].chains
-	})
-	if err := p.faults.isolate(names, p.writeBatch); err != nil {
+	p.faults = d.newIsolation(maxPartialRuns, p.size, p.plans)
+	if err := p.faults.Write(names, p.writeBatch); err != nil {
 		return p.changed, err
 	}
 	if err := p.noteRejected(); err != nil {
@@ -43,7 +41,6 @@ func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, name
 	return p.changed, nil
 }
 
-// size is how many lines a Service takes.
 func (p *partialPass) size(n dataplane.ServiceName) int {
 	lines := 0
 	for _, c := range p.changes(n) {
@@ -56,14 +53,13 @@ func (p *partialPass) size(n dataplane.ServiceName) int {
 }
 
 // undisturbed reports whether no other program has written rules since it was known
-// what the kernel has, so that what it refuses is at fault itself.
+// what the kernel has, so that what it rejects is at fault itself.
 func (d *Dataplane) undisturbed() bool {
 	if d.kernel.legacy() {
 		now, known := d.kernel.entries()
 		return known && now == d.expected().total
 	}
-	others, known := d.kernel.others()
-	return known && d.sound != nil && *d.sound == others
+	return d.sound.sameAs(momentOf(d.kernel))
 }
 
 // has is what the kernel has of a Service.
@@ -104,40 +100,39 @@ func (p *partialPass) changes(name dataplane.ServiceName) []*serviceChange {
 	return []*serviceChange{changeOf(held, plan)}
 }
 
-// writeBatch writes some Services. A call that is rejected leaves no trace. What earlier calls
-// wrote stays and is known: they are complete steps of the change, and to take them back
+// writeBatch writes some Services. A call that is rejected changes nothing. What earlier calls
+// wrote stays and is known: they are complete steps of the change, and reverting them
 // takes rules that are not remembered and as many calls again, at each retry. Only a
 // Service that is a batch by itself takes several.
-func (p *partialPass) writeBatch(batch []dataplane.ServiceName) (string, error) {
+func (p *partialPass) writeBatch(batch []dataplane.ServiceName) error {
 	c := &calls{limit: p.faults.Capacity}
 	different := 0
 	for _, name := range batch {
-		before := c.lines()
+		lines := 0
 		for i, change := range p.changes(name) {
 			if i > 0 {
 				c.cut()
 			}
 			c.add(change)
+			lines += change.lines()
 		}
-		if c.lines() > before {
+		if lines > 0 {
 			different++
 		}
 	}
-	input := ""
 	for i, t := range c.list {
 		if err := t.fill(p.ctx, p.kernel); err != nil {
-			return input, err
+			return err
 		}
-		input = t.String()
 		err := p.write(p.ctx, t)
 		if isRejection(err) {
 			if i > 0 {
 				p.nowHas(batch[0], p.has(batch[0]).after(c.list[:i]))
 			}
-			return input, p.rejected(t, err)
+			return p.rejected(t, err)
 		}
 		if err != nil {
-			return input, err
+			return err
 		}
 	}
 	p.changed += different
@@ -145,18 +140,18 @@ func (p *partialPass) writeBatch(batch []dataplane.ServiceName) (string, error) 
 		delete(p.engine.Rejected, name)
 		p.hold(name, p.plans[name])
 	}
-	return input, nil
+	return nil
 }
 
-// refused takes back what of a transaction went in before the kernel rejected it,
+// rejected reverts what was applied of a transaction before the kernel rejected it,
 // and returns why it did, or engine.ErrFull: once between two verifications a full pass
 // checks whether another program is to blame, and always if all but the last removals may
-// have gone in.
+// have been applied.
 func (p *partialPass) rejected(t *transaction, why error) error {
 	if t.onlyPermitFailed(why) {
 		return engine.ErrFull
 	}
-	if err := p.takeBack(p.ctx, t); err != nil {
+	if err := p.revert(p.ctx, t); err != nil {
 		return err
 	}
 	if p.sound || p.doubted {
@@ -166,20 +161,20 @@ func (p *partialPass) rejected(t *transaction, why error) error {
 	return engine.ErrFull
 }
 
-// takeBack takes back what went in of a transaction that was rejected. Filter rules
-// went in if it was nat that refused. Should it have been filter, taking them back
+// revert reverts what was applied of a rejected transaction. Filter rules
+// were applied if nat was rejected. If filter was, reverting them
 // is rejected too, which changes nothing.
-func (d *Dataplane) takeBack(ctx context.Context, t *transaction) error {
+func (d *Dataplane) revert(ctx context.Context, t *transaction) error {
 	if t.refuse.Len() == 0 || !t.hasNAT() {
 		return nil
 	}
 	if err := d.write(ctx, t.undo()); err != nil && !isRejection(err) {
-		return fmt.Errorf("take back what went in of rules that were rejected: %w", err)
+		return fmt.Errorf("revert a part of rejected rules: %w", err)
 	}
 	return nil
 }
 
-// noteRejected notes what was rejected. What the kernel has of it was known before, or
+// noteRejected notes the rejected Services. What the kernel has of them was known before, or
 // noted by writeBatch.
 func (p *partialPass) noteRejected() error {
 	if len(p.faults.Rejected) == 0 {
@@ -200,14 +195,124 @@ func (p *partialPass) noteRejected() error {
 	return nil
 }
 
-// recount counts anew what is not in held, which has come to be more or less, and
-// does not take runs of ours that were rejected for others', as the kernel's count
-// does.
+// recount counts what is not in held after that has changed, and
+// corrects the kernel's count, which takes our rejected runs for those of others.
 func (d *Dataplane) recount() {
 	if now, known := d.kernel.entries(); known && d.kernel.legacy() {
-		d.foreign = now - entriesOf(d.chains, d.rules)
+		d.unmanaged = now - d.tally.entries()
 	}
-	if others, known := d.kernel.others(); known {
-		d.sound = &others
+	if now := momentOf(d.kernel); now.known {
+		d.sound = now
 	}
+}
+
+// rejection is why the kernel does not have the desired state of a Service.
+type rejection = engine.Rejection[planned]
+
+// Bounds of how many runs of iptables-restore may be rejected in one pass while
+// the Services at fault are found.
+const (
+	maxRejectedRuns = 200
+	// maxPartialRuns is that for a pass that writes changed Services alone.
+	maxPartialRuns = 20
+	// maxRetryRuns is that for Services of which it was proven before.
+	maxRetryRuns = 10
+)
+
+// alone is the size of a Service that takes several calls, whatever one may carry.
+const alone = math.MaxInt32
+
+// newIsolation writes the desired state of Services one batch after the other, each of which fits
+// one call of iptables-restore unless it is a single Service. Sizes are lines.
+func (d *Dataplane) newIsolation(limit int, size func(dataplane.ServiceName) int, plans map[dataplane.ServiceName]*planned) *engine.Isolation[planned] {
+	return &engine.Isolation[planned]{
+		Limit: limit, RetryLimit: maxRetryRuns, Capacity: perCall(d.kernel, batchRules), LargeSize: batchRules, Size: size,
+		Rejection: isRejection,
+		Suspects: func(batch []dataplane.ServiceName, err error) (those, rest []dataplane.ServiceName) {
+			return suspects(batch, err, plans)
+		},
+		Former: maps.Clone(d.engine.Rejected), Rejected: map[dataplane.ServiceName]rejection{}, Changed: map[dataplane.ServiceName]struct{}{},
+	}
+}
+
+// suspects parts a batch by the lines of input that iptables-restore blames.
+func suspects(batch []dataplane.ServiceName, err error, plans map[dataplane.ServiceName]*planned) (those, rest []dataplane.ServiceName) {
+	e, ok := errors.AsType[*toolError](err)
+	if !ok || len(e.faults) == 0 {
+		return nil, batch
+	}
+	owners := map[string]dataplane.ServiceName{} // of chains
+	for _, name := range batch {
+		if plan := plans[name]; plan != nil {
+			for _, c := range plan.chains {
+				owners[c.name] = name
+			}
+		}
+	}
+	lines := strings.Split(e.input, "\n")
+	named := map[dataplane.ServiceName]bool{}
+	for _, line := range e.faults {
+		if line >= 1 && line <= len(lines) {
+			if name, ok := lineOwner(lines[line-1], owners); ok {
+				named[name] = true
+			}
+		}
+	}
+	return split(batch, func(name dataplane.ServiceName) bool { return named[name] })
+}
+
+// lineOwner returns the Service that a line of input belongs to: by its chain,
+// or by its comment in a shared chain.
+func lineOwner(line string, owners map[string]dataplane.ServiceName) (dataplane.ServiceName, bool) {
+	if chain, ok := strings.CutPrefix(line, ":"); ok {
+		chain, _, _ = strings.Cut(chain, " ")
+		name, ok := owners[chain]
+		return name, ok
+	}
+	_, rest, _ := strings.Cut(line, " ") // -A, -I
+	chain, spec, _ := strings.Cut(rest, " ")
+	if name, ok := owners[chain]; ok {
+		return name, true
+	}
+	return commentOwner(comment(spec))
+}
+
+// noteHeld notes what the kernel has of rejected Services, so that each can
+// be tried alone from now on: their rules, and the chains that these lead to.
+func (p *fullPass) noteHeld(ctx context.Context) error {
+	if len(p.scope.rejected) == 0 {
+		return nil
+	}
+	if p.faults.Runs > 0 { // some of what was tried may have been applied
+		if now := momentOf(p.kernel); now.known { // rejected runs count as others'
+			p.sound = now
+		}
+		var err error
+		if p.state, err = p.kernel.read(ctx); err != nil {
+			return err
+		}
+	}
+	rules := p.rulesOfRejected(p.state)
+	for name, why := range p.scope.rejected {
+		why.Held = &planned{chains: p.state.ledTo(rules[name]), dispatch: rules[name]}
+		p.scope.rejected[name] = why
+	}
+	return nil
+}
+
+func (p *fullPass) rulesOfRejected(state *kernelState) map[dataplane.ServiceName][]dispatchRule {
+	out := map[dataplane.ServiceName][]dispatchRule{}
+	for _, c := range p.want.config.sharedChains() {
+		have := state.chains[c.id]
+		if !c.dispatch || have == nil {
+			continue
+		}
+		for _, rule := range have.rules {
+			name, owned := commentOwner(comment(rule.spec))
+			if _, rejected := p.scope.rejected[name]; owned && rejected {
+				out[name] = append(out[name], dispatchRule{in: c.id, hash: rule.hash, spec: rule.spec})
+			}
+		}
+	}
+	return out
 }

@@ -9,20 +9,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// table is an iptables table.
-type table int
+type table = string
 
 const (
-	filter table = iota
-	nat
+	filter table = "filter"
+	nat    table = "nat"
 )
-
-func (t table) String() string {
-	if t == filter {
-		return "filter"
-	}
-	return "nat"
-}
 
 // chainID names a chain within a table.
 type chainID struct {
@@ -30,8 +22,7 @@ type chainID struct {
 	name  string
 }
 
-// chain is a planned chain whose rules belong together and are written as a
-// whole.
+// chain is a planned chain of a Service, which is written as a whole.
 type chain struct {
 	name  string
 	hash  uint64 // of its rules in order; 0 for an empty chain
@@ -39,8 +30,8 @@ type chain struct {
 	text  string // "-A NAME …" lines for iptables-restore
 }
 
-// dispatchRule is a planned rule in a chain that all Services share. The order
-// of such rules does not matter, so each can be added and removed by itself.
+// dispatchRule is a rule of a Service in a shared chain. The order of such rules
+// does not matter, so each can be added and removed by itself.
 type dispatchRule struct {
 	in   chainID
 	hash uint64
@@ -88,27 +79,17 @@ func (w *chainWriter) rule(parts ...string) {
 	w.text.WriteByte('\n')
 }
 
-func (w *chainWriter) done() chain {
-	c := w.chain
-	c.text = w.text.String()
-	return c
-}
-
-func newChain(name string) *chainWriter { return &chainWriter{chain: chain{name: name}} }
-
-// join joins the parts of a rule that are not empty.
 func join(parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), " ")
 }
 
 func commentMatch(text string) string {
-	if strings.ContainsAny(text, " ") {
+	if strings.Contains(text, " ") {
 		return `-m comment --comment "` + text + `"`
 	}
 	return "-m comment --comment " + text
 }
 
-// planService plans all ports of a Service.
 func (c *config) planService(s *dataplane.Service) servicePlan {
 	var out servicePlan
 	for i := range s.Ports {
@@ -123,9 +104,8 @@ func (c *config) planService(s *dataplane.Service) servicePlan {
 	return out
 }
 
-// portPlan plans one port of a Service. The booleans follow the table of what
-// happens to traffic: no endpoint anywhere is a reject, no local endpoint under
-// policy Local a drop.
+// portPlan plans one port of a Service. Without any endpoint traffic is rejected, without a
+// local endpoint under policy Local it is dropped.
 type portPlan struct {
 	*config
 	svc  *dataplane.Service
@@ -196,7 +176,7 @@ func (p *portPlan) dispatchClusterIP() {
 		p.translate(p.svc.ClusterIP, "cluster IP", p.internal)
 		return
 	}
-	p.refuse(chainServices, p.match, "-d "+p.svc.ClusterIP.String(), p.dport)
+	p.reject(chainServices, p.match, "-d "+p.svc.ClusterIP.String(), p.dport)
 }
 
 func (p *portPlan) dispatchLoadBalancer(ip netip.Addr) {
@@ -216,13 +196,13 @@ func (p *portPlan) dispatchExternal(ip netip.Addr, what, target string) {
 		p.translate(ip, what, target)
 	}
 	if !p.hasExternal {
-		p.refuse(chainExternalServices, p.match, "-d "+ip.String(), p.dport)
+		p.reject(chainExternalServices, p.match, "-d "+ip.String(), p.dport)
 	}
 }
 
-// translate plans where traffic to an address goes. Where the Service has one
-// address as several things, the first decides, as by kube-proxy, whose further
-// rules are never reached: shared chains have no order that could say so.
+// translate plans where traffic to an address goes. If the Service has an
+// address as several kinds, the first decides, as by kube-proxy, whose further
+// rules are never reached: our rules in shared chains have no order.
 func (p *portPlan) translate(ip netip.Addr, what, target string) {
 	if !p.translated.First(ip) {
 		return
@@ -236,13 +216,13 @@ func (p *portPlan) dispatchNodePort() {
 		p.add(nat, chainNodePorts, commentMatch(p.name), p.match, dport, "-j "+p.external)
 	}
 	if !p.hasExternal {
-		p.refuse(chainExternalServices, "-m addrtype --dst-type LOCAL", p.match, dport)
+		p.reject(chainExternalServices, "-m addrtype --dst-type LOCAL", p.match, dport)
 	}
 }
 
-// refuse plans the filter rule for traffic that has nowhere to go. It only
-// ever meets packets that nat did not translate.
-func (p *portPlan) refuse(in string, match ...string) {
+// reject plans the filter rule for traffic that has nowhere to go. It only
+// meets packets that nat did not translate.
+func (p *portPlan) reject(in string, match ...string) {
 	why, verdict := " has no endpoints", "-j REJECT"
 	if p.port.Available {
 		why, verdict = " has no local endpoints", "-j DROP"
@@ -261,7 +241,6 @@ func (p *portPlan) restricted() bool {
 	return len(p.svc.LoadBalancerIPs) > 0 && len(p.svc.SourceRanges) > 0
 }
 
-// planChains plans the port's own chains, those that are jumped to first.
 func (p *portPlan) planChains() {
 	endpoints := make(map[netip.AddrPort]string, len(p.port.Cluster)+len(p.port.Local))
 	for _, list := range [][]netip.AddrPort{p.port.Cluster, p.port.Local} {
@@ -286,9 +265,14 @@ func (p *portPlan) planChains() {
 	}
 }
 
-func (p *portPlan) finish(w *chainWriter) { p.out.chains = append(p.out.chains, w.done()) }
+func newChain(name string) *chainWriter { return &chainWriter{chain: chain{name: name}} }
 
-// endpointChain masquerades what an endpoint sends to itself, records the
+func (p *portPlan) finish(w *chainWriter) {
+	w.chain.text = w.text.String()
+	p.out.chains = append(p.out.chains, w.chain)
+}
+
+// endpointChain masquerades what an endpoint sends to itself, then records the
 // client for session affinity and translates the destination.
 func (p *portPlan) endpointChain(ep netip.AddrPort, name string) {
 	w := newChain(name)
@@ -370,7 +354,7 @@ func (p *portPlan) externalChain() {
 	p.finish(w)
 }
 
-// firewallChain lets source ranges through. The rest stays untranslated and is
+// firewallChain accepts source ranges. The rest stays untranslated and is
 // dropped in KUBE-PROXY-FIREWALL.
 func (p *portPlan) firewallChain() {
 	w := newChain(p.firewall)
@@ -381,7 +365,7 @@ func (p *portPlan) firewallChain() {
 		nodeInside = nodeInside || (p.nodeIP.IsValid() && r.Contains(p.nodeIP))
 	}
 	if nodeInside {
-		// A node that holds a load-balancer address may choose it as source.
+		// A node that has a load-balancer address may choose it as source.
 		for _, ip := range p.svc.LoadBalancerIPs {
 			w.rule(note, "-s "+ip.String(), "-j "+p.external)
 		}

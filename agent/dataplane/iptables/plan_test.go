@@ -75,7 +75,7 @@ func (p *servicePlan) lines() []string {
 	slices.Sort(out)
 	var shared []string
 	for _, r := range p.dispatch {
-		shared = append(shared, r.in.table.String()+" -A "+r.in.name+" "+r.spec)
+		shared = append(shared, r.in.table+" -A "+r.in.name+" "+r.spec)
 	}
 	slices.Sort(shared)
 	return append(shared, out...)
@@ -303,10 +303,10 @@ func TestPlanCounts(t *testing.T) {
 			plan := c.planService(svc)
 			w.services[svc.Name] = plan.planned()
 		}
-		_, rules := w.counts()
+		rules := w.tally().rules
 		return rules
 	}
-	empty := 4 + 5 + len(c.hooks())
+	empty := 4 + 5 + len(c.jumps())
 	for _, v := range []struct{ services, endpoints, want int }{
 		{0, 0, empty},
 		{1, 0, empty + 1},

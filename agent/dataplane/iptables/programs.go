@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,30 +17,28 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// Programs are the iptables programs of a node. They decide, once for both IP
-// families, which variant is used: the one in which the kubelet or a proxy has
+// Programs are the iptables programs of a node. They select, once for both IP
+// families, the variant to use: the one in which the kubelet or a proxy has
 // its chains already. Rules in the other would act beside those.
 type Programs struct {
-	folder string
-	only   Variant
+	directory string
+	only      Variant
 
 	mu      sync.Mutex // guards the following
 	variant Variant    // empty until decided; then it stays
 	used    map[dataplane.Family]program
 	found   map[dataplane.Family][]program // kept from the decision on
-	// both are the programs of either variant, where only one may be used.
-	both *Programs
 }
 
 // NewPrograms looks for programs in a directory, in PATH if it is empty. A variant
-// that is not empty is used, or cleaned, whatever is found in the kernel.
-func NewPrograms(folder string, only Variant) *Programs {
-	return &Programs{folder: folder, only: only,
+// that is not empty is used, or cleaned up, whatever is found in the kernel.
+func NewPrograms(directory string, only Variant) *Programs {
+	return &Programs{directory: directory, only: only, variant: only,
 		used: map[dataplane.Family]program{}, found: map[dataplane.Family][]program{}}
 }
 
 // Version is version and variant of the programs in use, such as "1.8.9
-// (nf_tables)"; empty until they have been found. Where the two IP families
+// (nf_tables)"; empty until they have been found. If the IP families
 // differ it names both.
 func (p *Programs) Version() string {
 	p.mu.Lock()
@@ -55,14 +54,16 @@ func (p *Programs) Version() string {
 	}
 }
 
-// find returns the program to use for a family. Where the variant cannot be
-// decided on, it fails, and the next call looks anew: whoever has got a program
-// keeps it.
+// find returns the program to use for a family. If the variant cannot be
+// decided on, it fails, and the next call tries again.
 func (p *Programs) find(ctx context.Context, family dataplane.Family) (program, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	installed, err := p.installed(ctx, family)
-	if err != nil {
+	switch {
+	case err != nil && p.only != "":
+		return program{}, missing(family, p.only)
+	case err != nil:
 		return program{}, err
 	}
 	variant := p.variant
@@ -72,16 +73,15 @@ func (p *Programs) find(ctx context.Context, family dataplane.Family) (program, 
 		}
 		p.variant = variant
 	}
-	for _, found := range installed {
-		if found.variant == variant {
-			p.used[family] = found
-			return found, nil
-		}
+	i := slices.IndexFunc(installed, program{variant: variant}.sameVariant)
+	if i < 0 {
+		return program{}, missing(family, variant)
 	}
-	return program{}, p.missing(family, variant)
+	p.used[family] = installed[i]
+	return installed[i], nil
 }
 
-func (p *Programs) missing(family dataplane.Family, variant Variant) error {
+func missing(family dataplane.Family, variant Variant) error {
 	return fmt.Errorf("%w: no %s of the %s variant found; install the iptables package on the node",
 		dataplane.ErrUnsupported, commandOf(family), variant)
 }
@@ -104,37 +104,32 @@ func (p *Programs) installed(ctx context.Context, family dataplane.Family) ([]pr
 		errs  []error
 	)
 	for _, suffix := range []string{"", NFTables.suffix(), Legacy.suffix()} {
-		one, err := lookUp(ctx, filepath.Join(p.folder, commandOf(family))+suffix, family)
+		one, err := lookUp(ctx, filepath.Join(p.directory, commandOf(family))+suffix, family)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		if (p.only == "" || p.only == one.variant) &&
-			!slices.ContainsFunc(found, func(f program) bool { return f.variant == one.variant }) {
+		if !slices.ContainsFunc(found, one.sameVariant) {
 			found = append(found, one)
 		}
 	}
-	switch {
-	case len(found) > 0:
-		if p.variant != "" {
-			p.found[family] = found
-		}
-		return found, nil
-	case p.only != "":
-		return nil, p.missing(family, p.only)
-	default:
+	if len(found) == 0 {
 		return nil, errs[0] // of the plain name
 	}
+	if slices.ContainsFunc(found, program{variant: p.variant}.sameVariant) { // decided
+		p.found[family] = found
+	}
+	return found, nil
 }
 
-// decide chooses the variant. It fails where the kernel could not be read.
+// decide selects the variant. It fails if the kernel cannot be read.
 func (p *Programs) decide(ctx context.Context) (Variant, error) {
 	var (
 		programs []program
 		errs     []error
 	)
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		// One family may have no programs: find tells of that.
+		// One family may have no programs: find reports that.
 		installed, err := p.installed(ctx, family)
 		programs, errs = append(programs, installed...), append(errs, err)
 	}
@@ -142,45 +137,37 @@ func (p *Programs) decide(ctx context.Context) (Variant, error) {
 		return "", errors.Join(errs...)
 	}
 	usual := programs[0].variant // of the plain name
-	holds := map[Variant]bool{}
+	inUse := map[Variant]bool{}
 	for _, one := range programs {
-		holds[one.variant] = holds[one.variant] || one.variant != Legacy || len(legacyTables(one.family)) > 0
+		inUse[one.variant] = inUse[one.variant] || one.variant != Legacy || len(legacyTables(one.family)) > 0
 	}
-	if len(holds) == 1 || usual == NFTables && !holds[Legacy] {
-		return usual, nil // as most nodes are: there is no other, or nothing in it
+	if len(inUse) == 1 || usual == NFTables && !inUse[Legacy] {
+		return usual, nil // most nodes: there is no other, or nothing in it
 	}
 	seen := map[Variant]*traces{NFTables: {}, Legacy: {}}
 	for _, one := range programs {
 		switch err := one.trace(ctx, seen[one.variant]); {
 		case isLacking(err):
-			delete(holds, one.variant)
+			delete(inUse, one.variant)
 		case err != nil:
 			return "", err
 		}
 	}
-	if len(holds) == 2 {
+	if len(inUse) == 2 {
 		return cmp.Or(prefer(*seen[NFTables], *seen[Legacy]), usual), nil
 	}
-	for v := range holds {
+	for v := range inUse {
 		return v, nil
 	}
 	return usual, nil
 }
 
-// warnings say what is wrong about the variant in use, as the kernel is now.
+// warnings report problems of the variant in use, as the kernel is now.
 func (p *Programs) warnings(ctx context.Context, family dataplane.Family) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	use := p.used[family].variant
-	from := p
-	if p.only != "" { // what is left in the other variant acts all the same
-		if p.both == nil {
-			p.both = NewPrograms(p.folder, "")
-			p.both.variant = p.only // decided, so that what is found is kept
-		}
-		from = p.both
-	}
-	installed, err := from.installed(ctx, family)
+	installed, err := p.installed(ctx, family)
 	if err != nil || len(installed) < 2 {
 		return nil
 	}
@@ -192,23 +179,28 @@ func (p *Programs) warnings(ctx context.Context, family dataplane.Family) []stri
 			others = one
 		}
 	}
-	// A failure says nothing here: whoever programs the rules fails, too, or the
+	// A failure means nothing here: programming the rules fails, too, or the
 	// kernel lacks the other variant.
 	var here, there traces
 	if others.trace(ctx, &there) != nil || there.hint && mine.trace(ctx, &here) != nil {
 		return nil
 	}
 	if p.only != "" {
-		there.hint = false // another program has decided otherwise
+		there.hint = false // the administrator has decided otherwise
 	}
 	return variantWarnings(use, others.command, here, there)
 }
 
-// all returns the programs of each variant that may hold rules of a family.
+// all returns the programs of each variant that may have rules of a family.
 func (p *Programs) all(ctx context.Context, family dataplane.Family) ([]*Programs, error) {
 	installed, err := p.installed(ctx, family)
 	if err != nil {
 		return nil, err
+	}
+	if p.only != "" {
+		if installed, _ = split(installed, program{variant: p.only}.sameVariant); len(installed) == 0 {
+			return nil, missing(family, p.only)
+		}
 	}
 	var out []*Programs
 	for _, one := range installed {
@@ -218,12 +210,11 @@ func (p *Programs) all(ctx context.Context, family dataplane.Family) ([]*Program
 		if err := one.trace(ctx, &traces{}); isLacking(err) && len(installed) > 1 {
 			continue
 		}
-		out = append(out, NewPrograms(p.folder, one.variant))
+		out = append(out, NewPrograms(p.directory, one.variant))
 	}
 	return out, nil
 }
 
-// program is an iptables or ip6tables of one variant.
 type program struct {
 	command string
 	family  dataplane.Family
@@ -231,8 +222,9 @@ type program struct {
 	variant Variant
 }
 
-func (p program) save() string    { return p.command + "-save" }
-func (p program) restore() string { return p.command + "-restore" }
+func (p program) save() string               { return p.command + "-save" }
+func (p program) restore() string            { return p.command + "-restore" }
+func (p program) sameVariant(o program) bool { return p.variant == o.variant }
 
 func lookUp(ctx context.Context, command string, family dataplane.Family) (program, error) {
 	one := program{command: command, family: family}
@@ -241,63 +233,82 @@ func lookUp(ctx context.Context, command string, family dataplane.Family) (progr
 			return one, fmt.Errorf("%w: %s not found; install the iptables package on the node: %w", dataplane.ErrUnsupported, name, err)
 		}
 	}
-	cmd := exec.CommandContext(ctx, command, "--version")
-	cmd.Env = environment()
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	version, err := cmd.Output()
+	var version []byte
+	_, err := execute(ctx, func(out io.Reader) (err error) {
+		version, err = io.ReadAll(out)
+		return err
+	}, command, "--version")
 	if err != nil {
-		return one, notRunning(newToolError(command+" --version", err, stderr.String()))
+		return one, notRunning(err)
 	}
 	one.version = versionText(string(version))
 	one.variant = variantOf(one.version)
 	return one, nil
 }
 
-// notRunning is why a program could not tell its version. It says that the node lacks
-// it, unless another try may go better.
-func notRunning(err *toolError) error {
-	if err.passes() {
+// versionText makes "1.8.9 (nf_tables)" of "iptables v1.8.9 (nf_tables)".
+func versionText(output string) string {
+	text := strings.TrimSpace(output)
+	if _, version, ok := strings.Cut(text, " v"); ok {
+		return version
+	}
+	return text
+}
+
+// execute runs a program and has read read its output. It returns what the program prints about
+// errors.
+func execute(ctx context.Context, read func(io.Reader) error, name string, args ...string) (messages string, err error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = environment()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return "", newToolError(name, err, "")
+	}
+	readErr := read(out)
+	if err := cmd.Wait(); err != nil {
+		return stderr.String(), newToolError(strings.Join(append([]string{name}, args...), " "), err, stderr.String())
+	}
+	return stderr.String(), readErr
+}
+
+// environment makes messages searchable.
+func environment() []string { return append(os.Environ(), "LC_ALL=C") }
+
+// notRunning is why a program did not print its version. Unless another try may succeed, the node
+// lacks the program.
+func notRunning(err error) error {
+	if e, ok := errors.AsType[*toolError](err); ok && e.temporary() {
 		return err
 	}
 	return fmt.Errorf("%w: %w", dataplane.ErrUnsupported, err)
 }
 
-// trace reads what the variant holds, in one run: iptables-nft-save gets the
+// trace reads what the variant has, in one run: iptables-nft-save gets the
 // rules of all tables from the kernel whichever it is asked for. Without a table
-// to read, iptables-legacy-save reads those that are there; one that it is asked
+// to read, iptables-legacy-save reads those that exist; one that it is asked
 // for it would make.
 func (p program) trace(ctx context.Context, into *traces) error {
 	if p.variant == Legacy && len(legacyTables(p.family)) == 0 {
 		return nil
 	}
-	cmd := exec.CommandContext(ctx, p.save())
-	cmd.Env = environment()
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return fmt.Errorf("run %s: %w", p.save(), err)
+	if _, err := execute(ctx, into.read, p.save()); err != nil {
+		return fmt.Errorf("read the rules: %w", err)
 	}
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("run %s: %w", p.save(), err)
-	}
-	readErr := into.read(out)
-	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("read the rules: %w", newToolError(p.save(), err, stderr.String()))
-	}
-	return readErr
+	return nil
 }
 
-// isLacking reports whether a program ran and could not read the kernel for
-// another reason than missing rights, or what passes: the kernel lacks its variant,
-// and so holds nothing of it.
+// isLacking reports whether a program ran and failed neither temporarily nor for missing
+// permissions: the kernel lacks its variant.
 func isLacking(err error) bool {
-	var e *toolError
-	return errors.As(err, &e) && e.cause == rejected && !e.passes()
+	e, ok := errors.AsType[*toolError](err)
+	return ok && e.cause == rejected && !e.temporary()
 }
 
-// legacyTables lists the tables that the legacy variant has.
 func legacyTables(family dataplane.Family) []string {
 	file := "ip_tables_names"
 	if family == dataplane.IPv6 {

@@ -77,7 +77,7 @@ func TestStuckCallIsStopped(t *testing.T) {
 	}
 }
 
-func TestTimeGoesByLines(t *testing.T) {
+func TestTimeDependsOnLines(t *testing.T) {
 	p := restorePace()
 	if got := p.limit(batchRules); got != 3*time.Minute {
 		t.Errorf("%s for %d lines", got, batchRules)

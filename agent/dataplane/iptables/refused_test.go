@@ -186,7 +186,7 @@ func TestRefusedRuleInAFullPass(t *testing.T) {
 }
 
 // TestVerificationBesideARefusedService does not take it for changed, finds what
-// others have changed, and need not read what nobody has.
+// others have changed, and need not read the rest.
 func TestVerificationBesideARefusedService(t *testing.T) {
 	f := besideRefused(t)
 	f.set(bad(3))
@@ -230,7 +230,7 @@ func TestVerificationBesideARefusedService(t *testing.T) {
 }
 
 // TestRefusedWhereOthersWrite: a refusal may be due to what others have changed.
-// So a full pass looks, but once between two verifications, whoever asks.
+// So a full pass looks, but once between two verifications, for all Services together.
 func TestRefusedWhereOthersWrite(t *testing.T) {
 	f := besideRefused(t)
 	full := 0

@@ -18,7 +18,7 @@ func withoutEndpoints(n int) []*dataplane.Service {
 
 // TestManyRefusalsGoAtOnce has a full pass find rules of a shared chain of table filter stale.
 // They stay until the translation that takes their place has come. The programs look for each
-// rule that goes by itself through the whole chain, so if there are many, the chain is written
+// rule that is removed alone through the whole chain, so if there are many, the chain is written
 // as a whole without them. Rules of others stay.
 func TestManyRefusalsGoAtOnce(t *testing.T) {
 	const (
@@ -28,7 +28,7 @@ func TestManyRefusalsGoAtOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		translated int // Services that get endpoints
 		fresh      int // Services that come and have none
-		singly     int // rules that go by themselves
+		singly     int // rules that are removed one by one
 	}{
 		"all":              {n, 0, 0},
 		"all, others come": {n, n, 0},
@@ -53,14 +53,14 @@ func TestManyRefusalsGoAtOnce(t *testing.T) {
 				t.Errorf("before the translation comes: %.1000s", before)
 			}
 			if singly := strings.Count(written, "\n-D "); singly != c.singly {
-				t.Errorf("%d rules go by themselves, want %d", singly, c.singly)
+				t.Errorf("%d rules are removed one by one, want %d", singly, c.singly)
 			}
 			rules := f.kernel.chain(t, filter, chainServices)
 			if want := n - c.translated + c.fresh + 1; len(rules) != want || rules[want-1] != unmanaged {
 				t.Errorf("%d rules, want %d: %q", len(rules), want, rules)
 			}
 			f.kernel.set(t, chainID{filter, chainServices}, rules[:len(rules)-1]...)
-			f.check(dataplane.Result{Counts: f.plane.counts()})
+			f.check(dataplane.Result{Counts: f.plane.tally.counts()})
 		})
 	}
 }
@@ -70,16 +70,16 @@ func TestManyRefusalsGoOnTheRealKernel(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		const n = maxSingly + 10
 		rules := newRuleset(withoutEndpoints(2 * n)...)
-		mustApply(t, New(dataplane.IPv4, Options{Folder: folder}), rules)
+		mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules)
 		for _, s := range someServices(n) {
 			rules.Services[s.Name] = s
 		}
 		rules.Full = true
-		plane := New(dataplane.IPv4, Options{Folder: folder})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 		if result := mustApply(t, plane, rules); result.ServicesChanged != n || result.Failed {
 			t.Errorf("%+v", result)
 		}
-		holdsAll(t, New(dataplane.IPv4, Options{Folder: folder}), rules)
+		holdsAll(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules)
 	})
 }
 

@@ -36,6 +36,15 @@ func mix(h uint64) uint64 {
 // the order of rules counts.
 func chainRule(chain, rule uint64) uint64 { return mix(chain*fnvPrime + rule) }
 
+// hashOf is the hash of a chain with these rules.
+func hashOf(specs []string) uint64 {
+	var hash uint64
+	for _, spec := range specs {
+		hash = chainRule(hash, ruleHash(spec))
+	}
+	return hash
+}
+
 // ruleHash is the hash of what a rule means. The rule is written as
 // iptables-restore reads it or iptables-save prints it, without "-A CHAIN".
 func ruleHash(spec string) uint64 {
@@ -175,7 +184,6 @@ type tokens struct {
 	rest string
 }
 
-// next returns the next word.
 func (t *tokens) next() (string, bool) {
 	s := strings.TrimLeft(t.rest, " ")
 	if s == "" {
@@ -207,7 +215,6 @@ func (t *tokens) value() (string, bool) {
 	return t.next()
 }
 
-// comment returns a rule's comment, or "".
 func comment(spec string) string {
 	t := tokens{rest: spec}
 	for {
@@ -220,4 +227,17 @@ func comment(spec string) string {
 			return value
 		}
 	}
+}
+
+func jumpTarget(spec string) (string, bool) {
+	t := tokens{rest: spec}
+	for word, ok := t.next(); ok; word, ok = t.next() {
+		switch word {
+		case "--comment":
+			t.next() // which may look like an option
+		case "-j", "-g":
+			return t.value()
+		}
+	}
+	return "", false
 }

@@ -38,8 +38,8 @@ func TestSupportOfIPv6(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			d := New(c.family, Options{ProcFolder: proc})
-			d.kernel = newFakeKernel()
+			d := New(c.family, Options{SysctlFolder: filepath.Join(proc, "sys")})
+			d.kernel, d.proc = newFakeKernel(), proc
 			_, verified := d.Verify(context.Background(), newRuleset(), dataplane.VerifyOptions{})
 			for _, err := range []error{d.Supported(context.Background(), &dataplane.Ruleset{}), verified} {
 				if c.want == "" && err != nil {

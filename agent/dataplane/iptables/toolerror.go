@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -15,36 +14,24 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// The words by which the programs tell failures apart. Their exit status does
-// not: the nf_tables variant exits with 4 for whatever the kernel rejects, the
+// Messages of the programs by which failures are told apart. Their exit status does
+// not help: the nf_tables variant exits with 4 for anything that the kernel rejects, the
 // legacy one for the lock as well.
 const (
 	saysLocked = "xtables lock"
 	saysRoot   = "Permission denied"
 )
 
-// versionText makes "1.8.9 (nf_tables)" of "iptables v1.8.9 (nf_tables)".
-func versionText(output string) string {
-	_, version, ok := strings.Cut(strings.TrimSpace(output), " v")
-	if !ok {
-		return strings.TrimSpace(output)
-	}
-	return version
-}
-
-// environment keeps messages in a language that can be searched for.
-func environment() []string { return append(os.Environ(), "LC_ALL=C") }
-
-// toolError is a failed run of an iptables program.
 type toolError struct {
 	program string
 	cause   failure
 	output  string
+	input   string
 	faults  []int // lines of the input that the program names, from 1
 	err     error
 }
 
-// faultLines finds the lines of its input that iptables-restore names. For what
+// faultLines finds the lines of its input that iptables-restore names. Of what
 // the kernel rejects the nf_tables variant names every line, otherwise the first
 // is named, or only that of COMMIT.
 var faultLines = regexp.MustCompile(`\bline:? (\d+)\b`)
@@ -64,13 +51,13 @@ func readFaults(output string) []int {
 type failure int
 
 const (
-	failed   failure = iota // in a way that says nothing about its input
-	locked                  // another process holds the lock
-	notRoot                 // it lacks the right to change the network
-	rejected                // it ran and did not take its input
+	failed   failure = iota // for no reason in its input
+	locked                  // another process has the lock
+	notRoot                 // it lacks permissions
+	rejected                // it ran and rejected its input
 )
 
-// programEnd is how a program has failed, as os/exec or the library tells it.
+// programEnd is how a program has failed, as os/exec or the library reports it.
 type programEnd interface {
 	error
 	Exited() bool
@@ -102,7 +89,7 @@ func newToolError(program string, err error, output string) *toolError {
 	return e
 }
 
-// Error says what failed and, where it can, what to do.
+// Error includes what to do, if that is known.
 func (e *toolError) Error() string {
 	what := e.output
 	if what == "" {
@@ -120,38 +107,37 @@ func (e *toolError) Error() string {
 
 func (e *toolError) Unwrap() error { return e.err }
 
-// isRejection reports whether a program ran and did not take its input.
+// isRejection reports whether a program ran and rejected its input.
 func isRejection(err error) bool {
-	var e *toolError
-	return errors.As(err, &e) && e.cause == rejected
+	e, ok := errors.AsType[*toolError](err)
+	return ok && e.cause == rejected
 }
 
-// probeError is why the table nat could not be listed. It says that the node lacks
-// it, unless another try may go better.
+// probeError is why the table nat could not be listed. Unless another try may succeed, the node
+// lacks it.
 func probeError(command string, err *toolError) error {
 	switch {
 	case err.cause == locked:
 		return err
-	case err.passes():
+	case err.temporary():
 		return fmt.Errorf("%s cannot list the table nat at the moment: %w", command, err)
 	default:
 		return fmt.Errorf("%w: %s cannot list the table nat; the kernel may lack it: %w", dataplane.ErrUnsupported, command, err)
 	}
 }
 
-// passes reports whether a failure tells of the node's state at the moment and not of
-// what it can do. The kernel loads what is asked for at the first use, which fails in
-// these ways where there is much to do.
-func (e *toolError) passes() bool {
-	var end programEnd
-	switch {
+// temporary reports whether a failure depends on the node's state at the moment and not on
+// its abilities. The kernel loads modules at their first use, which fails in
+// these ways under load.
+func (e *toolError) temporary() bool {
+	switch end, ended := errors.AsType[programEnd](e.err); {
 	case e.cause == locked, errors.Is(e.err, context.Canceled), errors.Is(e.err, context.DeadlineExceeded):
 		return true
-	case errors.As(e.err, &end) && !end.Exited():
-		return true // another program has killed it
+	case ended && !end.Exited(): // killed
+		return true
 	}
-	// The programs print an error of the kernel as the C library words it, which is
-	// as Go does but for a capital.
+	// The programs print the kernel's errors in the words of the C library, which are
+	// Go's except for a capital.
 	text := strings.ToLower(e.Error())
 	return slices.ContainsFunc([]syscall.Errno{
 		syscall.EINTR, syscall.EAGAIN, syscall.EBUSY, syscall.ENOMEM, syscall.ENOBUFS, syscall.ETIME, syscall.ETIMEDOUT, syscall.ENFILE, syscall.EMFILE,

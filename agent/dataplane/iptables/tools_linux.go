@@ -3,8 +3,10 @@ package iptables
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os/exec"
 	"runtime"
 	"strconv"
@@ -14,18 +16,18 @@ import (
 	"time"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
+	"github.com/vishvananda/netlink"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// lockWaitSeconds is how long a tool waits for the lock that programs of the
-// legacy variant share.
+// lockWaitSeconds is how long a program waits for the lock of the legacy variant.
 const lockWaitSeconds = 5
 
 // tools runs the iptables programs of one IP family.
 type tools struct {
 	family   dataplane.Family
-	owner    owner // whose chains are watched
+	modes    *ownership // whose chains are watched
 	programs *Programs
 	// The following are set once the programs have been found.
 	command string // such as iptables
@@ -48,15 +50,14 @@ type pace struct {
 	beat           time.Duration
 }
 
-// restorePace: 2 minutes, of which 5 s are for the lock, and 20 ms a line, which is many
-// times what slow machines take. A call of batchRules lines has 3 minutes. One that takes longer
-// is stuck: it is ended, nothing of the section that it was in is written, and Apply fails. One
-// that cannot be ended counts as progress no longer, so that the kubelet restarts the agent.
+// restorePace is 2 minutes, of which 5 s are for the lock, and 20 ms a line, many
+// times what slow machines need. A call of batchRules lines has 3 minutes. One that takes longer
+// is stuck: it is killed, its current section is not applied, and Apply fails. One
+// that cannot be killed no longer counts as progress, so that the kubelet restarts the agent.
 func restorePace() pace {
 	return pace{least: 2 * time.Minute, perLine: 20 * time.Millisecond, beat: 20 * time.Second}
 }
 
-// limit is how long a call with a number of lines may take.
 func (p pace) limit(lines int) time.Duration { return p.least + time.Duration(lines)*p.perLine }
 
 // during runs do, which counts as progress of ctx until the time for a number of lines is
@@ -105,14 +106,13 @@ func newTools(family dataplane.Family, programs *Programs, commits *Commits) *to
 	return &tools{family: family, programs: programs, commits: commits, pace: restorePace()}
 }
 
-// nodeKernel is the node's kernel for one of the modes.
-func nodeKernel(family dataplane.Family, mode owner, o *Options) kernel {
+func nodeKernel(family dataplane.Family, modes *ownership, o *Options) kernel {
 	t := newTools(family, o.Programs, o.Commits)
-	t.owner = mode
+	t.modes = modes
 	return t
 }
 
-// find looks for the programs, once they have been found never again.
+// find looks for the programs until they have been found.
 func (t *tools) find(ctx context.Context) error {
 	if t.ipt != nil {
 		return nil
@@ -127,7 +127,7 @@ func (t *tools) find(ctx context.Context) error {
 		protocol = goiptables.ProtocolIPv6
 	}
 	ipt, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Timeout(lockWaitSeconds), goiptables.Path(t.command))
-	if err != nil { // it asks for the version again
+	if err != nil { // it reads the version again
 		return notRunning(newToolError(t.command, err, ""))
 	}
 	major, minor, patch := ipt.GetIptablesVersion()
@@ -151,7 +151,7 @@ func (t *tools) all(ctx context.Context) ([]kernel, error) {
 	var out []kernel
 	for _, p := range programs {
 		one := newTools(t.family, p, t.commits)
-		one.owner = t.owner
+		one.modes = t.modes
 		out = append(out, one)
 	}
 	return out, nil
@@ -166,8 +166,8 @@ func (t *tools) probe() error {
 	return nil
 }
 
-// What the programs print of a match that they know and the kernel does not, and of
-// one that they do not know. They load the kernel's module for it where there is one.
+// What the programs print about a match that they know and the kernel does not, and about
+// one that they do not know. They load the kernel's module for it if there is one.
 const (
 	saysUnknown    = "missing kernel module"
 	saysNotPresent = "Couldn't load match"
@@ -176,38 +176,23 @@ const (
 func (t *tools) lacks(ctx context.Context, matches []string) ([]string, error) {
 	var out []string
 	for _, m := range matches {
-		cmd := exec.CommandContext(ctx, t.command, "-m", m, "--help")
-		cmd.Env = environment()
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
-		err := cmd.Run()
-		text := stderr.String()
-		if err == nil {
-			if strings.Contains(text, saysUnknown) {
-				out = append(out, m)
+		text, err := execute(ctx, func(help io.Reader) error {
+			_, err := io.Copy(io.Discard, help)
+			return err //nolint:wrapcheck // the caller adds what for
+		}, t.command, "-m", m, "--help")
+		lacks := strings.Contains(text, saysUnknown)
+		if err != nil {
+			e, ok := errors.AsType[*toolError](err)
+			lacks = lacks || strings.Contains(text, saysNotPresent)
+			if !lacks || ok && e.temporary() {
+				return nil, fmt.Errorf("look for the match %s: %w", m, err)
 			}
-			continue
 		}
-		failure := newToolError(t.command, err, text)
-		if failure.passes() || !strings.Contains(text, saysUnknown) && !strings.Contains(text, saysNotPresent) {
-			return nil, fmt.Errorf("looking for the match %s: %w", m, failure)
+		if lacks {
+			out = append(out, m)
 		}
-		out = append(out, m)
 	}
 	return out, nil
-}
-
-func (t *tools) insert(h hook) error {
-	var args []string
-	words := tokens{rest: h.spec}
-	for word, ok := words.next(); ok; word, ok = words.next() {
-		args = append(args, word)
-	}
-	err := t.commits.write(1, func() error { return t.ipt.Insert(h.in.table.String(), h.in.name, 1, args...) })
-	if err != nil {
-		return newToolError(t.command, err, "")
-	}
-	return nil
 }
 
 func (t *tools) legacy() bool { return variantOf(t.version) == Legacy }
@@ -223,45 +208,29 @@ func (t *tools) others() (uint32, bool) {
 // the rules of all tables from the kernel whichever it is asked for.
 func (t *tools) read(ctx context.Context) (*kernelState, error) {
 	defer dataplane.Progress(ctx)
-	cmd := exec.CommandContext(ctx, t.save)
-	cmd.Env = environment()
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, fmt.Errorf("run %s: %w", t.save, err)
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("run %s: %w", t.save, err)
-	}
 	state := newKernelState()
-	readErr := state.read(progressReader{out, ctx}) // while it prints, it is not stuck
-	if err := cmd.Wait(); err != nil {
-		return nil, fmt.Errorf("read the rules: %w", newToolError(t.save, err, stderr.String()))
+	_, err := execute(ctx, func(out io.Reader) error {
+		return state.read(progressReader{out, ctx}) // while it prints, it is not stuck
+	}, t.save)
+	if err != nil {
+		return nil, fmt.Errorf("read the rules: %w", err)
 	}
-	return state, readErr
+	return state, nil
 }
 
-// list implements kernel.
 func (t *tools) list(ctx context.Context, in chainID) ([]kernelRule, error) {
 	defer dataplane.Progress(ctx)
-	cmd := exec.CommandContext(ctx, t.command, "-w", strconv.Itoa(lockWaitSeconds), "-t", in.table.String(), "-S", in.name)
-	cmd.Env = environment()
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("list the rules of chain %s: %w", in.name, newToolError(t.command, err, stderr.String()))
-	}
 	state := newKernelState()
-	head := "*" + in.table.String() + "\n:" + in.name + " -\n"
-	if err := state.read(io.MultiReader(strings.NewReader(head), &stdout)); err != nil {
-		return nil, err
+	head := "*" + in.table + "\n:" + in.name + " -\n"
+	_, err := execute(ctx, func(out io.Reader) error {
+		return state.read(io.MultiReader(strings.NewReader(head), out))
+	}, t.command, "-w", strconv.Itoa(lockWaitSeconds), "-t", in.table, "-S", in.name)
+	if err != nil {
+		return nil, fmt.Errorf("list the rules of chain %s: %w", in.name, err)
 	}
 	return state.rulesIn(in)
 }
 
-// apply runs iptables-restore. Each section of input is applied as a whole or
-// not at all.
 func (t *tools) apply(ctx context.Context, input string) error {
 	if input == "" {
 		return nil
@@ -273,28 +242,67 @@ func (t *tools) apply(ctx context.Context, input string) error {
 // rewrites, besides those of its input.
 func (t *tools) weight(input string) int {
 	lines := strings.Count(input, "\n")
-	if held, known := t.entries(); known {
-		lines += held
+	if rewritten, known := t.entries(); known {
+		lines += rewritten
 	}
 	return lines
 }
 
-// run runs iptables-restore.
 func (t *tools) run(ctx context.Context, input string) error {
-	cmd := exec.CommandContext(ctx, t.restore, "--noflush", "-w", fmt.Sprint(lockWaitSeconds))
+	cmd := exec.CommandContext(ctx, t.restore, "--noflush", "-w", strconv.Itoa(lockWaitSeconds))
 	cmd.Env = environment()
 	cmd.Stdin = strings.NewReader(input)
-	cmd.WaitDelay = 5 * time.Second // what it has started may keep its output open
-	// It ends with the agent, as all does in a container: one that outlived a killed
-	// agent would write beside the next, which has read the rules by then. The
-	// kernel goes by the thread that has started it, so that is kept until it ends.
+	cmd.WaitDelay = 5 * time.Second // its children may leave its output open
+	// It ends with the agent, as everything does in a container: if it outlived a killed
+	// agent, it would write after the next one has read the rules. The
+	// kernel watches the thread that has started it, so this thread must stay.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var stderr bytes.Buffer
-	cmd.Stderr = &stderr // what it lists is for nobody
+	cmd.Stderr = &stderr // what listAll prints is not needed
 	if err := t.commits.write(sections(input), func() error { return t.commits.run(cmd) }); err != nil {
-		return newToolError(t.restore, err, stderr.String())
+		e := newToolError(t.restore, err, stderr.String())
+		e.input = input
+		return e
 	}
 	return nil
+}
+
+// RemoveChain deletes an empty chain from tables of one variant, in one call for
+// each table. It ignores a chain that does not exist or to which rules jump, and
+// a variant whose programs the node lacks.
+func (p *Programs) RemoveChain(ctx context.Context, commits *Commits, family dataplane.Family, variant Variant, chain string, tables ...string) error {
+	t := newTools(family, NewPrograms(p.directory, variant), commits)
+	if err := t.find(ctx); errors.Is(err, dataplane.ErrUnsupported) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	for _, in := range tables {
+		err := t.apply(ctx, sectionOf(in, []string{"-X " + chain}))
+		if err != nil && !isRejection(err) {
+			return fmt.Errorf("delete chain %s of table %s: %w", chain, in, err)
+		}
+	}
+	return nil
+}
+
+// subscribe reports changes of the node's addresses of the family until done is closed or
+// the kernel ends the subscription.
+func (d *Dataplane) subscribe(done <-chan struct{}) (<-chan struct{}, error) {
+	updates := make(chan netlink.AddrUpdate)
+	if err := netlink.AddrSubscribe(updates, done); err != nil {
+		return nil, fmt.Errorf("follow the addresses of the node's interfaces: %w", err)
+	}
+	events := make(chan struct{})
+	go func() {
+		defer close(events)
+		for u := range updates {
+			if ip, ok := netip.AddrFromSlice(u.LinkAddress.IP); ok && d.family.Of(ip.Unmap()) {
+				events <- struct{}{}
+			}
+		}
+	}()
+	return events, nil
 }

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// transaction collects the input of one iptables-restore. Each of its parts is
-// atomic in the kernel. Filter rules only ever meet packets that nat did not
-// translate, so refusals come before the translation they replace goes, and go
-// after the translation that replaces them has come: no packet falls between.
+// transaction collects the input of one iptables-restore. Each of its sections is
+// atomic in the kernel. Filter rules only meet packets that nat did not
+// translate, so rules that reject are added before the translation that they replace is removed,
+// and removed after the translation that replaces them is added: no packet falls between.
 type transaction struct {
 	refuse  strings.Builder // filter: what is added
 	declare strings.Builder // nat: chains that are created or emptied
@@ -17,19 +17,17 @@ type transaction struct {
 	drop    strings.Builder // nat: chains that are deleted
 	permit  strings.Builder // filter: what is removed
 	lines   int
-	written [2]int // rules that are added, by table
 	effect  effect
 	sweep   *sweep // nil: none; see fill
-	// large makes a call that carries much of table nat cheaper in the nf_tables
-	// variant: see listAll.
+	// large: see listAll.
 	large bool
 }
 
-// listAll lists a table. In the nf_tables variant any command about a whole table
-// makes iptables-restore fetch all chains at once. Otherwise it asks the kernel
-// for each chain that its input names, one by one, and looks for each in a list
-// of them, so that its time grows with the square of what it carries. What is
-// listed costs too: it has to be less than what is written.
+// listAll makes a call that carries much of table nat cheaper in the nf_tables variant: any
+// command about a whole table makes iptables-restore fetch all chains at once. Otherwise it asks
+// the kernel for each chain of its input, one by one, and looks for each in a list
+// of them, so that its time grows with the square of what it carries. Listing costs too: the table
+// must have less than what is written.
 const listAll = "-S\n"
 
 func (t *transaction) empty() bool { return t.lines == 0 }
@@ -42,26 +40,15 @@ func (t *transaction) line(b *strings.Builder, parts ...string) {
 	t.lines++
 }
 
-// writeChain creates or replaces a chain of a Service.
 func (t *transaction) writeChain(c *chain) {
-	t.line(&t.declare, ":", c.name, " - [0:0]")
+	t.line(&t.declare, emptied(c.name))
 	t.nat.WriteString(c.text)
 	t.lines += c.rules
-	t.written[nat] += c.rules
 	t.effect.chains = append(t.effect.chains, plannedChain{name: c.name, hash: c.hash, rules: c.rules})
 }
 
-// append writes a rule of a chain of a Service at its end.
-func (t *transaction) append(line string) {
-	t.nat.WriteString(line)
-	t.lines++
-	t.written[nat]++
-}
-
-// insertRule puts a rule at the head of a chain.
 func (t *transaction) insertRule(in chainID, spec string) {
 	t.line(t.rules(in.table), "-I ", in.name, " ", spec)
-	t.written[in.table]++
 }
 
 // dropChain deletes a chain of a Service that is empty and that nothing jumps to any more.
@@ -70,7 +57,6 @@ func (t *transaction) dropChain(name string) {
 	t.effect.dropped = append(t.effect.dropped, name)
 }
 
-// emptyChain takes all rules out of a chain of a Service.
 func (t *transaction) emptyChain(name string) { t.writeChain(&chain{name: name}) }
 
 // addRule puts a rule of a Service at the head of a shared chain.
@@ -79,16 +65,14 @@ func (t *transaction) addRule(r dispatchRule) {
 	t.effect.added = append(t.effect.added, r)
 }
 
-// takeRule takes a rule of a Service out of a shared chain.
 func (t *transaction) takeRule(r dispatchRule) {
 	t.removeRule(r.in, r.spec)
 	t.effect.removed = append(t.effect.removed, r)
 }
 
-// hasNAT reports whether anything changes in table nat.
 func (t *transaction) hasNAT() bool { return t.declare.Len()+t.nat.Len()+t.drop.Len() > 0 }
 
-// undo takes back the rules of Services that the transaction adds to filter. The last one is
+// undo removes the rules of Services that the transaction adds to filter. The last one is
 // first in its chain, where the programs find it at once.
 func (t *transaction) undo() *transaction {
 	out := &transaction{}
@@ -115,7 +99,6 @@ func (t *transaction) onlyPermitFailed(err error) bool {
 	return slices.Min(failure.faults) > before
 }
 
-// removeRule takes a rule out of a shared chain.
 func (t *transaction) removeRule(in chainID, spec string) {
 	b := &t.nat
 	if in.table == filter {
@@ -130,7 +113,8 @@ func (t *transaction) removeRule(in chainID, spec string) {
 func (t *transaction) writeShared(d *sharedDiff) {
 	c := d.chain
 	if !c.dispatch && !c.foreign || d.missing || c.id.table == nat && d.mostlyNew() {
-		t.writeSharedWhole(d)
+		t.declareShared(c.id)
+		t.fillShared(t.rules(c.id.table), d)
 		return
 	}
 	for _, r := range d.add {
@@ -140,7 +124,7 @@ func (t *transaction) writeShared(d *sharedDiff) {
 		t.putFirst(c.id, d.head)
 	}
 	if len(d.remove) > maxSingly { // in filter
-		t.line(&t.permit, ":", c.id.name, " - [0:0]")
+		t.line(&t.permit, emptied(c.id.name))
 		t.fillShared(&t.permit, d)
 		return
 	}
@@ -152,7 +136,8 @@ func (t *transaction) writeShared(d *sharedDiff) {
 	}
 }
 
-// putFirst moves rules of a chain to its head.
+func emptied(name string) string { return ":" + name + " - [0:0]" }
+
 func (t *transaction) putFirst(in chainID, specs []string) {
 	for _, spec := range slices.Backward(specs) {
 		t.removeRule(in, spec)
@@ -160,15 +145,6 @@ func (t *transaction) putFirst(in chainID, specs []string) {
 	}
 }
 
-// replaceTail replaces the last rules of a chain.
-func (t *transaction) replaceTail(in chainID, old, tail []string) {
-	for _, spec := range old {
-		t.removeRule(in, spec)
-	}
-	t.appendRules(in, tail)
-}
-
-// appendRules puts rules at the end of a shared chain.
 func (t *transaction) appendRules(in chainID, specs []string) {
 	t.appendTo(t.rules(in.table), in, specs)
 }
@@ -177,35 +153,28 @@ func (t *transaction) appendTo(b *strings.Builder, in chainID, specs []string) {
 	for _, spec := range specs {
 		t.line(b, "-A ", in.name, " ", spec)
 	}
-	t.written[in.table] += len(specs)
 }
 
-// mostlyNew reports whether more of a chain changes than stays, or too much goes to be
-// removed rule by rule.
+// mostlyNew reports whether more of a chain changes than stays, or too much is removed for
+// doing so rule by rule.
 func (d *sharedDiff) mostlyNew() bool {
 	changes := len(d.add) + len(d.remove)
 	return changes > 16 && changes > len(d.keep) || len(d.remove) > maxSingly
 }
 
-// declareShared creates or empties a shared chain.
 func (t *transaction) declareShared(id chainID) {
 	declare := &t.declare
 	if id.table == filter {
 		declare = &t.refuse
 	}
-	t.line(declare, ":", id.name, " - [0:0]")
-}
-
-func (t *transaction) writeSharedWhole(d *sharedDiff) {
-	t.declareShared(d.chain.id)
-	t.fillShared(t.rules(d.chain.id.table), d)
+	t.line(declare, emptied(id.name))
 }
 
 // fillShared writes all rules of a shared chain that is empty.
 func (t *transaction) fillShared(b *strings.Builder, d *sharedDiff) {
 	id := d.chain.id
 	t.appendTo(b, id, d.head)
-	for _, r := range d.add { // before others', which may take what is for Services
+	for _, r := range d.add { // before those of others, which may match what is for Services
 		t.appendTo(b, id, []string{r.spec})
 	}
 	t.appendTo(b, id, d.keep)
@@ -219,10 +188,9 @@ func (t *transaction) rules(in table) *strings.Builder {
 	return &t.nat
 }
 
-// String is the input of iptables-restore.
 func (t *transaction) String() string {
 	var out strings.Builder
-	section := func(name string, parts ...*strings.Builder) {
+	section := func(name table, parts ...*strings.Builder) {
 		size := 0
 		for _, p := range parts {
 			size += p.Len()
@@ -231,7 +199,7 @@ func (t *transaction) String() string {
 			return
 		}
 		out.WriteString("*" + name + "\n")
-		if t.large && name == nat.String() {
+		if t.large && name == nat {
 			out.WriteString(listAll)
 		}
 		for _, p := range parts {
@@ -239,8 +207,8 @@ func (t *transaction) String() string {
 		}
 		out.WriteString("COMMIT\n")
 	}
-	section("filter", &t.refuse)
-	section("nat", &t.declare, &t.nat, &t.drop)
-	section("filter", &t.permit)
+	section(filter, &t.refuse)
+	section(nat, &t.declare, &t.nat, &t.drop)
+	section(filter, &t.permit)
 	return out.String()
 }

@@ -75,7 +75,6 @@ func without(list, others []dispatchRule) []dispatchRule {
 	return out
 }
 
-// lines is how many lines of iptables-restore it takes.
 func (s *serviceChange) lines() int {
 	n := len(s.add) + len(s.remove) + 2*len(s.gone)
 	for _, list := range [][]*chain{s.fresh, s.changed} {
@@ -137,7 +136,7 @@ func (s *sweep) rest(rules []kernelRule) []string {
 
 // calls collects changes in transactions of at most limit lines, each for one call of
 // iptables-restore. A change of more is spread over several, in its order: then refusals that
-// are new come first, those that end last, and in between packets go by old or new chains
+// are new come first, those that end last, and in between packets use old or new chains
 // until all are new. Only a chain that packets may pass is never parted, so a call
 // carries at most limit lines or one such chain. Changes of several Services that have at
 // most limit lines together are one call.
@@ -156,19 +155,8 @@ func (c *calls) with(lines int) *transaction {
 	return t
 }
 
-// cut has what comes next begin another call.
 func (c *calls) cut() { c.list = append(c.list, &transaction{}) }
 
-// lines is how many there are.
-func (c *calls) lines() int {
-	n := 0
-	for _, t := range c.list {
-		n += t.lines
-	}
-	return n
-}
-
-// add adds a change.
 func (c *calls) add(s *serviceChange) {
 	c.rules(s.add, filter, (*transaction).addRule)
 	for _, chain := range s.fresh {
@@ -227,14 +215,14 @@ func (c *calls) fresh(chain *chain) {
 	}
 	c.with(1).emptyChain(chain.name)
 	for line := range strings.Lines(chain.text) {
-		c.with(1).append(line)
+		t := c.with(1)
+		t.line(&t.nat, strings.TrimSuffix(line, "\n"))
 	}
 	// Until here it counts as empty, so that it is replaced if a call is rejected.
 	t := c.with(0)
 	t.effect.chains = append(t.effect.chains, plannedChain{name: chain.name, hash: chain.hash, rules: chain.rules})
 }
 
-// effect is what a transaction makes of Services.
 type effect struct {
 	chains         []plannedChain // as it leaves them
 	dropped        []string       // chains

@@ -16,11 +16,11 @@ func TestUnprintableTables(t *testing.T) {
 		output string
 		want   string // in the error; empty: none
 	}{
-		"nat":                        {"# Table `nat' is incompatible, use 'nft' tool.\n*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n", "table nat"},
-		"filter":                     {"# Table `filter' is incompatible, use 'nft' tool.\n", "table filter"},
-		"a table that is not ours":   {"# Table `mangle' is incompatible, use 'nft' tool.\n", ""},
-		"somebody's built-in chains": {"# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.\n*nat\nCOMMIT\n", ""},
-		"any comment":                {"# Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n", ""},
+		"nat":                               {"# Table `nat' is incompatible, use 'nft' tool.\n*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n", "table nat"},
+		"filter":                            {"# Table `filter' is incompatible, use 'nft' tool.\n", "table filter"},
+		"a table that is not ours":          {"# Table `mangle' is incompatible, use 'nft' tool.\n", ""},
+		"another program's built-in chains": {"# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.\n*nat\nCOMMIT\n", ""},
+		"any comment":                       {"# Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := newKernelState().read(strings.NewReader(c.output))
@@ -35,7 +35,7 @@ func TestUnprintableTables(t *testing.T) {
 // table and succeeds. Nothing may be written on that ground.
 func TestForeignRulesThatOnlyNftPrints(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
-		d := New(dataplane.IPv4, Options{Folder: folder})
+		d := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
 		rules := newRuleset(someServices(3)...)
 		mustApply(t, d, rules)
 		if d.kernel.legacy() {

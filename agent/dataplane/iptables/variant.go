@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"bufio"
 	"cmp"
 	"fmt"
 	"io"
@@ -59,41 +58,33 @@ type traces struct {
 	rules  int
 }
 
-// read adds what iptables-save prints.
 func (t *traces) read(r io.Reader) error {
-	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 64<<10), 1<<20)
-	in := ""
-	for lines.Scan() {
-		line := lines.Bytes()
-		switch {
-		case len(line) == 0:
-		case line[0] == '*':
-			in = string(line[1:])
-		case line[0] == '-':
+	return eachLine(r, func(in table, line string) error {
+		switch line[0] {
+		case '-':
 			t.rules++
-		case line[0] == ':':
-			name, _, _ := strings.Cut(string(line[1:]), " ")
-			t.add(in, name)
+		case ':':
+			name, _, _ := strings.Cut(line[1:], " ")
+			t.add(chainID{in, name})
 		}
-	}
-	if err := lines.Err(); err != nil {
-		return fmt.Errorf("read the output of iptables-save: %w", err)
-	}
-	return nil
+		return nil
+	})
 }
 
-func (t *traces) add(in, name string) {
-	t.kube = t.kube || strings.HasPrefix(name, "KUBE-")
+func (t *traces) add(id chainID) {
+	t.kube = t.kube || strings.HasPrefix(id.name, "KUBE-")
 	switch {
-	case name == chainCanary:
+	case id.name == chainCanary:
 		t.canary = true
-	case name == chainHint && in == "mangle":
+	case id.name == chainHint && id.table == "mangle":
 		t.hint = true
-	case in == nat.String() && isOurs(chainID{nat, name}), in == filter.String() && isOurs(chainID{filter, name}):
+	case declared.own.has(id):
 		t.proxy++
 	}
 }
+
+// declared is what mode IPTables declares.
+var declared = newOwnership(Declaration(), nil, chainFirewall)
 
 // prefer compares what is found in the two variants, the surest sign first. It
 // returns an empty string where they are alike. Last comes the mere number of

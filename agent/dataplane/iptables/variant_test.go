@@ -137,14 +137,14 @@ func TestVariantIsChosenOnTheRealKernel(t *testing.T) {
 		before []func(t *testing.T, folder string)
 		want   Variant
 	}{
-		"nothing there, nf_tables in PATH":    {usual: NFTables, want: NFTables},
-		"nothing there, legacy in PATH":       {usual: Legacy, want: Legacy},
-		"a kubelet by nf_tables":              {usual: Legacy, want: NFTables, before: []func(*testing.T, string){func(t *testing.T, f string) { kubelet(t, f, NFTables) }, proxy(Legacy)}},
-		"a kubelet by legacy":                 {usual: NFTables, want: Legacy, before: []func(*testing.T, string){func(t *testing.T, f string) { kubelet(t, f, Legacy) }, proxy(NFTables)}},
-		"a proxy by nf_tables":                {usual: Legacy, want: NFTables, before: []func(*testing.T, string){proxy(NFTables), forward(Legacy)}},
-		"a proxy by legacy":                   {usual: NFTables, want: Legacy, before: []func(*testing.T, string){proxy(Legacy), forward(NFTables)}},
-		"rules of somebody else by nf_tables": {usual: Legacy, want: NFTables, before: []func(*testing.T, string){forward(NFTables)}},
-		"rules of somebody else by legacy":    {usual: NFTables, want: Legacy, before: []func(*testing.T, string){forward(Legacy)}},
+		"nothing there, nf_tables in PATH":      {usual: NFTables, want: NFTables},
+		"nothing there, legacy in PATH":         {usual: Legacy, want: Legacy},
+		"a kubelet by nf_tables":                {usual: Legacy, want: NFTables, before: []func(*testing.T, string){func(t *testing.T, f string) { kubelet(t, f, NFTables) }, proxy(Legacy)}},
+		"a kubelet by legacy":                   {usual: NFTables, want: Legacy, before: []func(*testing.T, string){func(t *testing.T, f string) { kubelet(t, f, Legacy) }, proxy(NFTables)}},
+		"a proxy by nf_tables":                  {usual: Legacy, want: NFTables, before: []func(*testing.T, string){proxy(NFTables), forward(Legacy)}},
+		"a proxy by legacy":                     {usual: NFTables, want: Legacy, before: []func(*testing.T, string){proxy(Legacy), forward(NFTables)}},
+		"rules of another program by nf_tables": {usual: Legacy, want: NFTables, before: []func(*testing.T, string){forward(NFTables)}},
+		"rules of another program by legacy":    {usual: NFTables, want: Legacy, before: []func(*testing.T, string){forward(Legacy)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			folder := ownNamespace(t, c.usual)
@@ -218,7 +218,7 @@ func TestRulesInBothVariants(t *testing.T) {
 				t.Errorf("the restarted agent does not program %s: %q", use.other(), chains)
 			}
 
-			// Whoever names the variant is told all the same.
+			// A named variant gets the warnings, too.
 			rules.Full = true
 			named := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, use.other())})
 			if result := mustApply(t, named, rules); len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], want) {

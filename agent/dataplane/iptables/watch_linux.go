@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -18,29 +19,28 @@ func (t *tools) watch(ctx context.Context, expected *atomic.Pointer[entries], ch
 	if t.legacy() {
 		return watchEntries(ctx, t.family, expected, changed)
 	}
-	w := eventWatch{commits: t.commits, events: events{family: t.family, owner: t.owner}, changed: changed}
+	w := eventWatch{commits: t.commits, events: events{family: t.family, modes: t.modes}, changed: changed}
 	return w.run(ctx)
 }
 
 const (
-	// eventBuffer is how many bytes of events the kernel keeps for us.
+	// eventBuffer is how many bytes of events the kernel buffers for us.
 	eventBuffer = 4 << 20
-	// undecidedPause is the time between looks whether a write of ours has ended,
-	// where it is not known yet whose a transaction was.
+	// undecidedPause is the time between checks whether a write of ours has ended
+	// while the author of a transaction is unknown.
 	undecidedPause = 10 * time.Millisecond
 	// maxUndecided is how many transactions may wait for that.
 	maxUndecided = 1024
 )
 
-// eventWatch follows the transactions of nf_tables that change what is ours.
+// eventWatch follows the transactions of nf_tables that change something of ours.
 type eventWatch struct {
 	commits *Commits
 	events  events
 	changed func(dataplane.Change)
 
 	undecided []commit
-	// lost: the kernel had more events than its buffer holds, or did not tell.
-	// flooded: it was the buffer, so much has changed at once.
+	// lost: events are missing. Flooded: because the buffer was full, so much has changed at once.
 	lost, flooded bool
 	// baseline is Commits.others of a time up to which all is known.
 	baseline uint32
@@ -56,7 +56,6 @@ type eventWatch struct {
 	}
 }
 
-// run follows until ctx is done.
 func (w *eventWatch) run(ctx context.Context) error {
 	file, err := subscribe()
 	if err != nil {
@@ -86,7 +85,7 @@ func (w *eventWatch) run(ctx context.Context) error {
 		if err := file.SetReadDeadline(deadline); err != nil {
 			return fmt.Errorf("follow the changes of nf_tables: %w", err)
 		}
-		// Whoever has set a deadline meanwhile wants this to be noticed.
+		// A deadline that was set meanwhile is for one of these.
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -114,21 +113,21 @@ func (w *eventWatch) run(ctx context.Context) error {
 // waiting reports whether something waits for the end of a write of ours.
 func (w *eventWatch) waiting() bool { return w.lost || len(w.undecided) > 0 }
 
-// judge tells of transactions of others. Of one that has removed something it is
-// sure, and likewise where there was too much to be told of, as when a table of
+// judge reports transactions of others. It is sure of one that has removed something,
+// and also after a flood, as when a table of
 // many rules is flushed: that must not wait as mere suspicion may.
 func (w *eventWatch) judge() {
 	if !w.waiting() {
 		return
 	}
-	foreign, told := false, dataplane.Change{}
+	foreign, change := false, dataplane.Change{}
 	open := w.undecided[:0]
 	for _, c := range w.undecided {
 		switch w.commits.author(c.generation, c.port) {
 		case undecided:
 			open = append(open, c)
 		case others:
-			foreign, told.By, told.Sure = true, c.by, told.Sure || c.removed
+			foreign, change.By, change.Sure = true, c.by, change.Sure || c.removed
 		}
 	}
 	w.undecided = open
@@ -139,13 +138,13 @@ func (w *eventWatch) judge() {
 		now, known := w.commits.others()
 		if known {
 			if now != w.baseline {
-				foreign, told.Sure = true, told.Sure || w.flooded
+				foreign, change.Sure = true, change.Sure || w.flooded
 			}
 			w.baseline, w.lost, w.flooded = now, false, false
 		}
 	}
 	if foreign {
-		w.changed(told)
+		w.changed(change)
 	}
 }
 
@@ -157,7 +156,7 @@ func subscribe() (*os.File, error) {
 		return nil, fmt.Errorf("follow the changes of nf_tables: %w", err)
 	}
 	file := os.NewFile(uintptr(fd), "nf_tables events")
-	// Where more is not allowed, the usual size will do: losses are noticed.
+	// Without permission the usual size is enough: losses are noticed.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
 	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		_ = file.Close() // nothing is lost by that
@@ -166,7 +165,6 @@ func subscribe() (*os.File, error) {
 	return file, nil
 }
 
-// listen makes the kernel tell of transactions, or cease to.
 func (w *eventWatch) listen(on bool) error {
 	option := unix.NETLINK_DROP_MEMBERSHIP
 	if on {
@@ -178,7 +176,7 @@ func (w *eventWatch) listen(on bool) error {
 	return nil
 }
 
-// watch begins to tell w of transactions.
+// watch begins to report transactions to w.
 func (c *Commits) watch(w *eventWatch) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -199,16 +197,16 @@ func (c *Commits) unwatch(w *eventWatch) {
 	delete(c.watches, w)
 }
 
-// unwatched runs do while no watch is told of transactions: for each rule that is
-// written, the kernel would describe it to all of them, which takes a fifth of the
-// time that writing takes. Afterwards they look whether others have written.
+// unwatched runs do while no watch receives transactions: the kernel would describe each rule that
+// is written to all of them, which takes a fifth of the
+// time that writing takes. Afterwards they check whether others have written.
 func (c *Commits) unwatched(do func() error) error {
 	c.mu.Lock()
 	c.pauses++
 	if c.pauses == 1 {
 		all, err := c.counted()
 		for w := range c.watches {
-			_ = w.listen(false) // else it is told, which does no harm
+			_ = w.listen(false) // if it fails, it only costs time
 			w.paused.since, w.paused.known = all-c.own, err == nil && c.busy == 0
 		}
 	}
@@ -222,7 +220,7 @@ func (c *Commits) unwatched(do func() error) error {
 	}
 	for w := range c.watches {
 		if w.listen(true) != nil {
-			_ = w.file.Close() // which ends it, and it is begun anew
+			_ = w.file.Close() // which ends the watch; another one follows
 		}
 		w.paused.over = true
 		_ = w.file.SetReadDeadline(time.Unix(1, 0)) // wakes it up
@@ -244,7 +242,6 @@ func (c *Commits) resumed(w *eventWatch) bool {
 	return true
 }
 
-// unwatched implements kernel.
 func (t *tools) unwatched(do func() error) error {
 	if t.legacy() {
 		return do()
@@ -263,7 +260,126 @@ func receive(conn syscall.RawConn, buffer []byte) (int, error) {
 		return !errors.Is(err, unix.EAGAIN)
 	})
 	if waitErr != nil {
-		return 0, waitErr //nolint:wrapcheck // the caller says what for
+		return 0, waitErr //nolint:wrapcheck // the caller adds what for
 	}
 	return n, err
+}
+
+// canaryPause is the time between checks of the legacy variant's tables.
+const canaryPause = 250 * time.Millisecond
+
+func (t *tools) entries() (int, bool) {
+	if !t.legacy() {
+		return 0, false
+	}
+	socket, err := openTables(t.family)
+	if err != nil {
+		return 0, false
+	}
+	defer func() { _ = unix.Close(socket.fd) }() // nothing is lost by that
+	infos, err := socket.infos()
+	return total(infos), err == nil
+}
+
+func total(infos [2]tableInfo) int { return int(infos[0].numEntries + infos[1].numEntries) }
+
+// tableInfo is what the legacy kernel reports about a table: struct ipt_getinfo, which
+// is that of ip6tables too.
+type tableInfo struct {
+	name       [32]byte
+	validHooks uint32
+	hookEntry  [5]uint32
+	underflow  [5]uint32
+	numEntries uint32
+	size       uint32
+}
+
+// getInfo is the socket option that reads a tableInfo: IPT_SO_GET_INFO and
+// IP6T_SO_GET_INFO.
+const getInfo = 64
+
+// watchEntries compares the sizes of the legacy kernel's tables to what they
+// should be, until ctx is done. That is cheap, however many rules there are.
+// Replacements of the same size between two checks are left to
+// verifications.
+func watchEntries(ctx context.Context, family dataplane.Family, expected *atomic.Pointer[entries], changed func(dataplane.Change)) error {
+	socket, err := openTables(family)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(socket.fd) }() // nothing is lost by that
+	ticker := time.NewTicker(canaryPause)
+	defer ticker.Stop()
+	var c canary
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		before := expected.Load()
+		if before == nil {
+			continue // unknown, as while we write
+		}
+		now, err := socket.infos()
+		if err != nil {
+			return err
+		}
+		if expected.Load() != before {
+			continue // we have written meanwhile
+		}
+		if change, dead := c.compare(before, now); dead {
+			changed(change)
+		}
+	}
+}
+
+type canary struct {
+	expected *entries
+	last     [2]tableInfo
+}
+
+// compare reports whether another program has changed the tables since its last call, or since
+// other entries are expected.
+func (c *canary) compare(expected *entries, now [2]tableInfo) (dataplane.Change, bool) {
+	first := c.expected != expected
+	same := !first && c.last == now
+	c.expected, c.last = expected, now
+	if same || first && total(now) == expected.total {
+		return dataplane.Change{}, false
+	}
+	return dataplane.Change{Sure: total(now) < expected.ours}, true
+}
+
+// tablesSocket is a socket by which the legacy variant's tables are read.
+type tablesSocket struct {
+	fd    int
+	level uintptr
+}
+
+func openTables(family dataplane.Family) (tablesSocket, error) {
+	domain, level := unix.AF_INET, unix.IPPROTO_IP
+	if family == dataplane.IPv6 {
+		domain, level = unix.AF_INET6, unix.IPPROTO_IPV6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return tablesSocket{}, fmt.Errorf("watch the tables of iptables: %w", err)
+	}
+	return tablesSocket{fd: fd, level: uintptr(level)}, nil
+}
+
+// infos reads what the kernel reports about the tables nat and filter.
+func (s tablesSocket) infos() ([2]tableInfo, error) {
+	var out [2]tableInfo
+	for i, t := range []table{nat, filter} {
+		copy(out[i].name[:], t)
+		size := uint32(unsafe.Sizeof(out[i]))
+		_, _, code := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), s.level, getInfo,
+			uintptr(unsafe.Pointer(&out[i])), uintptr(unsafe.Pointer(&size)), 0)
+		if code != 0 {
+			return out, fmt.Errorf("watch the table %s of iptables: %w", t, code)
+		}
+	}
+	return out, nil
 }

@@ -30,7 +30,7 @@ func watch(t *testing.T, family dataplane.Family, folder string, rules *dataplan
 	t.Helper()
 	w := &watched{
 		T: t, folder: folder, family: family, rules: rules,
-		plane:   New(family, Options{Folder: folder}),
+		plane:   New(family, Options{Programs: NewPrograms(folder, "")}),
 		changes: make(chan dataplane.Change, 1000), start: time.Now(),
 	}
 	mustApply(t, w.plane, rules)
@@ -38,7 +38,7 @@ func watch(t *testing.T, family dataplane.Family, folder string, rules *dataplan
 		w.plane.Watch(ctx, func(c dataplane.Change) { w.changes <- c })
 	})
 	if w.nft() {
-		w.await("the beginning") // nobody knows what was before
+		w.await("the beginning") // what was before is unknown
 	} else {
 		w.settle()
 	}
@@ -78,7 +78,7 @@ func (w *watched) settle() {
 	<-ctx.Done()
 }
 
-// repair verifies that the kernel differs, and mends it.
+// repair verifies that the kernel differs, and repairs it.
 func (w *watched) repair(what string) {
 	w.Helper()
 	w.verify(what, true)
@@ -120,7 +120,7 @@ func (w *watched) quiet(what string) {
 
 // awaitNamed waits until a change is noticed, with who made it where the kernel
 // tells. Where that has not counted a write of a repair, because it changed
-// nothing, somebody without a name is suspected before.
+// nothing, an unknown program is suspected first.
 func (w *watched) awaitNamed(what string) {
 	w.Helper()
 	for c := w.await(what); w.nft() && c.By == ""; {
@@ -287,7 +287,7 @@ func TestWatchPausesWhileAllIsWritten(t *testing.T) {
 	onRealKernel(t, func(t *testing.T, folder string) {
 		w := watch(t, dataplane.IPv4, folder, servicesOf(dataplane.IPv4, 3))
 		if !w.nft() {
-			return // nobody pauses
+			return // nothing pauses
 		}
 		pass := func(do func()) {
 			w.start = time.Now()
@@ -302,7 +302,7 @@ func TestWatchPausesWhileAllIsWritten(t *testing.T) {
 		pass(func() { w.write(1) })
 		pass(func() { w.run("", "-t", "nat", "-D", chainServices, "1") })
 		if c := w.await("a change meanwhile"); c.By != "" {
-			t.Errorf("%+v: what is not told of is known", c)
+			t.Errorf("%+v: what is not reported is known", c)
 		}
 		w.repair("a change meanwhile")
 		pass(func() {})

@@ -13,7 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
-// Apply programs r. The engine decides how. Real servers that drain are checked when it is time.
+// Apply programs r. The engine decides how. Draining real servers are checked when it is time.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
 	d.watched.pause()
 	d.retireUntil = time.Time{}
@@ -22,17 +22,17 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		err = d.lookAtDrains(ctx)
 	}
 	if err != nil {
-		d.held = nil
-		clear(d.schedulers) // the kernel may have come to lack something
+		d.actual = nil
+		clear(d.schedulers) // the kernel may lack something now
 		return dataplane.Result{}, err
 	}
 	result.Counts, result.Tables = d.counts()
-	d.watched.resume(len(d.held.needs.servers))
+	d.watched.resume(len(d.actual.needs.servers))
 	d.engine.Begin()
 	return result, nil
 }
 
-// operations are what the engine has the data plane do.
+// operations are what the engine needs of the data plane.
 type operations struct{ *Dataplane }
 
 var _ engine.Operations = operations{}
@@ -41,27 +41,29 @@ var _ engine.Operations = operations{}
 func (o operations) Open(context.Context) error { return o.kernel.Open() }
 
 // Known implements engine.Operations.
-func (o operations) Known() bool { return o.held != nil }
+func (o operations) Known() bool { return o.actual != nil }
 
 // Recheck implements engine.Operations.
 func (o operations) Recheck(_ context.Context, r *dataplane.Ruleset) (engine.Effect, error) {
 	c, err := o.configFor(&r.Node)
-	switch {
-	case err != nil:
+	if err != nil {
 		return engine.TakesFull, err
-	case !sameButAddresses(c, o.held.config):
+	}
+	former := *o.actual.config
+	former.addresses, former.nodePortIPs = c.addresses, c.nodePortIPs
+	if !reflect.DeepEqual(c, &former) {
 		return engine.TakesFull, nil
 	}
 	o.noteAddresses(c, &r.Node)
-	if reflect.DeepEqual(c, o.held.config) {
+	if reflect.DeepEqual(c, o.actual.config) {
 		return engine.NoEffect, nil
 	}
 	o.next = c
 	return engine.AllServices, nil
 }
 
-// Change implements engine.Operations. After an error the kernel may not have what we think it
-// has: a full pass looks.
+// Change implements engine.Operations. After an error the kernel state is unknown, which takes
+// a full pass.
 func (o operations) Change(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName, all bool) (int, error) {
 	p, err := o.newPartial(r, names, all)
 	if err != nil {
@@ -81,7 +83,7 @@ func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, _ bool) (eng
 
 // Large implements engine.Operations.
 func (o operations) Large(name dataplane.ServiceName, svc *dataplane.Service) bool {
-	return isLarge(svc, o.held.services[name])
+	return isLarge(svc, o.actual.services[name])
 }
 
 // Conflicts implements engine.Operations.
@@ -95,7 +97,7 @@ func (o operations) Conflicts() iter.Seq2[dataplane.ServiceName, engine.Conflict
 	}
 }
 
-// Report implements engine.Operations, but for the counts.
+// Report implements engine.Operations, except for the counts.
 func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
 	result.Warnings = slices.Clone(o.warnings)
 	if len(o.answering) == 0 {
@@ -111,12 +113,12 @@ func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
 	result.Failed, result.OwnFlows = len(o.engine.Rejected) > 0, true
 }
 
-// largest is how many virtual servers, real servers or entries of ipsets a Service has that is
-// not large.
+// largest is the number of virtual servers, real servers or entries of ipsets above which a
+// Service is large.
 const largest = 500
 
-// isLarge reports whether a Service needs much, or has needed it; either may be nil.
-func isLarge(svc *dataplane.Service, held *servicePlan) bool {
+// isLarge reports whether a Service is or was large; either may be nil.
+func isLarge(svc *dataplane.Service, actual *servicePlan) bool {
 	servers, reals, entries := 0, 0, 0
 	if svc != nil {
 		servers = len(svc.Ports) * (1 + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs))
@@ -125,8 +127,8 @@ func isLarge(svc *dataplane.Service, held *servicePlan) bool {
 			reals += len(svc.Ports[i].Cluster)
 		}
 	}
-	if held != nil {
-		servers, entries = max(servers, len(held.servers)), max(entries, len(held.entries))
+	if actual != nil {
+		servers, entries = max(servers, len(actual.servers)), max(entries, len(actual.entries))
 	}
 	return max(servers, reals, entries) > largest
 }

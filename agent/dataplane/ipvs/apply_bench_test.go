@@ -6,7 +6,7 @@ import (
 )
 
 // BenchmarkFullPass reads, compares and writes 1,000 Services with ten endpoints
-// each: over an empty kernel, and over one that holds them.
+// each: over an empty kernel, and over one that has them.
 func BenchmarkFullPass(b *testing.B) {
 	for _, held := range []bool{false, true} {
 		b.Run(fmt.Sprintf("held=%t", held), func(b *testing.B) {

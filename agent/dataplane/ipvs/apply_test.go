@@ -3,6 +3,7 @@ package ipvs_test
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
@@ -11,13 +12,13 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestOneEndpointIsOneMessage: what an Apply costs does not depend on the number
-// of Services.
+// TestOneEndpointIsOneMessage: the cost of an Apply does not depend on the number of Services.
 func TestOneEndpointIsOneMessage(t *testing.T) {
 	b := newBench(t)
 	services := many(300)
@@ -89,7 +90,7 @@ func TestNewServiceAndItsEnd(t *testing.T) {
 	}
 }
 
-// TestSharedAddress: an address that two Services have stays while one needs it.
+// TestSharedAddress: an address of two Services stays while one needs it.
 func TestSharedAddress(t *testing.T) {
 	b := newBench(t)
 	one, two := service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80")
@@ -110,7 +111,7 @@ func TestSharedAddress(t *testing.T) {
 	}
 }
 
-// TestRestart: a full pass over what is right writes nothing, and mends the rest.
+// TestRestart: a full pass writes only what differs.
 func TestRestart(t *testing.T) {
 	b := newBench(t)
 	b.set(many(3)...)
@@ -190,8 +191,7 @@ func TestAddressesAreFollowed(t *testing.T) {
 	}
 }
 
-// TestNodePortAddressesAreFollowed: also link-local ones, which are no other
-// address of the node.
+// TestNodePortAddressesAreFollowed: including link-local ones.
 func TestNodePortAddressesAreFollowed(t *testing.T) {
 	b := newBench(t)
 	b.useIPv6()
@@ -219,7 +219,7 @@ func (b *bench) follow() (changed <-chan struct{}, stop func()) {
 	return c, func() { cancel(); <-done }
 }
 
-// settle lets time pass until Follow tells of a change.
+// settle lets time pass until Follow reports a change.
 func (b *bench) settle(changed <-chan struct{}) {
 	b.Helper()
 	for deadline := time.After(10 * time.Second); ; {
@@ -242,7 +242,12 @@ func TestTune(t *testing.T) {
 	b.r.Node.Settings.IPVS.StrictARP = &on
 	seconds := int32(30)
 	b.r.Node.Settings.IPVS.UDPTimeoutSeconds = &seconds
-	b.kernel.RemoveSysctl("net/ipv4/vs/expire_nodest_conn")
+	b.kernel.Reject = func(c ipvsmodel.Call) error {
+		if strings.HasPrefix(c.Name, "net/ipv4/vs/expire_nodest_conn") {
+			return fs.ErrNotExist
+		}
+		return nil
+	}
 	result := b.apply()
 	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "net.ipv4.vs.expire_nodest_conn could not be set to 1") {
 		t.Errorf("%q", result.Warnings)
@@ -257,7 +262,7 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// useIPv6 makes the node one of IPv6.
+// useIPv6 makes the node an IPv6 node.
 func (b *bench) useIPv6() {
 	b.Helper()
 	proc := b.TempDir()
@@ -267,19 +272,19 @@ func (b *bench) useIPv6() {
 	if err := os.WriteFile(proc+"/thread-self/net/if_inet6", nil, 0o600); err != nil {
 		b.Fatal(err)
 	}
-	b.family, b.kernel = dataplane.IPv6, ipvsmodel.New(dataplane.IPv6, ip("2001:db8::2"), ip("::1"), ip("fe80::1"))
+	b.family, b.kernel = dataplane.IPv6, ipvstest.New(dataplane.IPv6, ip("2001:db8::2"), ip("::1"), ip("fe80::1"))
 	b.r.Node.Addresses = []netip.Addr{ip("2001:db8::2")}
 	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock, ProcFolder: proc})
 }
 
-// nodePort6 makes a Service of IPv6 with the NodePort 30001.
+// nodePort6 returns a Service of IPv6 with the NodePort 30001.
 func nodePort6() *dataplane.Service {
 	s := service(1)
 	s.ClusterIP, s.Ports[0].NodePort = ip("fd00:96::1"), 30001
 	return with(s, "[fd00:244::1]:80")
 }
 
-// TestIPv6: everything has its own names, and a node without the family says so.
+// TestIPv6: everything has its own names, and the error names a missing family.
 func TestIPv6(t *testing.T) {
 	b := newBench(t)
 	b.useIPv6()

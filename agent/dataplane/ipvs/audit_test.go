@@ -12,8 +12,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 )
 
 // TestAudit beside a proxy of the same mode.
@@ -75,7 +75,7 @@ func TestAudit(t *testing.T) {
 		}
 		return strings.Join(all, "\n")
 	}()
-	for _, want := range []string{"virtual server 10.0.0.2:80/TCP has the real server 10.180.0.3:80 too many (Service ns/svc0002)", "ipset NODEPROXY-NO-LOCAL-ALL is missing"} {
+	for _, want := range []string{"virtual server 10.0.0.2:80/TCP has the unexpected real server 10.180.0.3:80 (Service ns/svc0002)", "ipset NODEPROXY-NO-LOCAL-ALL is missing"} {
 		if !strings.Contains(texts, want) {
 			t.Errorf("%s\nlacks %s", texts, want)
 		}
@@ -85,7 +85,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// TestWatch: what others take away is noticed, what we do is not.
+// TestWatch: it reports what others remove, and not our own changes.
 func TestWatch(t *testing.T) {
 	b := newBench(t)
 	b.set(service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80"))
@@ -133,7 +133,7 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	told("last address")
-	if err := b.kernel.DeleteDevice(); err != nil { // only its end is left to tell of
+	if err := b.kernel.DeleteDevice(); err != nil { // only its deletion is left to report
 		t.Fatal(err)
 	}
 	told("device")
@@ -142,9 +142,9 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// deaf is a kernel that tells of no events.
+// deaf is a kernel without events.
 type deaf struct {
-	*ipvsmodel.Kernel
+	*ipvstest.Kernel
 	asked chan struct{}
 }
 
@@ -153,8 +153,8 @@ func (d *deaf) Events(<-chan struct{}) (<-chan ipvs.Event, error) {
 	return nil, errBoom
 }
 
-// TestWatchWithoutEvents: who cannot hear of changes does not tell of any, and asks
-// ever more seldom.
+// TestWatchWithoutEvents: without events Watch reports no change, and subscribes less and less
+// often.
 func TestWatchWithoutEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -162,7 +162,7 @@ func TestWatchWithoutEvents(t *testing.T) {
 		b.plane = ipvs.New(b.family, ipvs.Options{Kernel: kernel, Rules: b.rules, Clock: clock.RealClock{}})
 		b.set(service(1, "10.180.0.1:80"))
 		b.apply()
-		go b.plane.Watch(t.Context(), func(c dataplane.Change) { t.Errorf("told of %+v", c) })
+		go b.plane.Watch(t.Context(), func(c dataplane.Change) { t.Errorf("reported %+v", c) })
 		<-time.After(10 * time.Minute)
 		if n := len(kernel.asked); n < 10 || n > 20 {
 			t.Errorf("asked %d times", n)
@@ -172,7 +172,7 @@ func TestWatchWithoutEvents(t *testing.T) {
 
 // counting is a kernel whose Count takes time and may be wrong once.
 type counting struct {
-	*ipvsmodel.Kernel
+	*ipvstest.Kernel
 	takes  time.Duration
 	misses atomic.Bool
 	counts atomic.Int32
@@ -188,8 +188,8 @@ func (c *counting) Count() (int, bool) {
 	return n, known
 }
 
-// TestWatchCounts: looks that take long are seldom, and one that has missed a
-// virtual server is repeated before anybody is told.
+// TestWatchCounts: slow counts are rare, and one that has missed a virtual server is repeated
+// before a report.
 func TestWatchCounts(t *testing.T) {
 	for takes, want := range map[time.Duration]int32{time.Millisecond: 118, time.Second: 6} { // in 10 minutes
 		synctest.Test(t, func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestWatchCounts(t *testing.T) {
 			b.set(service(1, "10.180.0.1:80"))
 			b.apply()
 			kernel.counts.Store(0)
-			go b.plane.Watch(t.Context(), func(c dataplane.Change) { t.Errorf("told of %+v", c) })
+			go b.plane.Watch(t.Context(), func(c dataplane.Change) { t.Errorf("reported %+v", c) })
 			<-time.After(time.Minute)
 			kernel.misses.Store(true)
 			<-time.After(9 * time.Minute)

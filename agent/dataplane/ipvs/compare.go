@@ -8,13 +8,12 @@ import (
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// snapshot is what the kernel has, as far as it matters.
+// snapshot is the actual kernel state.
 type snapshot struct {
 	servers map[Key]Server
-	// reals are those of the servers that are desired, and of more in an audit.
+	// reals are the real servers of desired servers.
 	reals  map[Key]map[netip.AddrPort]Real
 	bound  map[netip.Addr]struct{}
 	device bool
@@ -27,19 +26,19 @@ func (s *snapshot) has(set SetName, e Entry) bool {
 	return found
 }
 
-// scope is what a comparison is allowed to find.
+// scope limits what a comparison finds.
 type scope struct {
-	// prune: also what belongs to no Service.
+	// prune: also find what belongs to no Service.
 	prune bool
-	// kept are the Services of which only what is missing is of interest.
+	// kept are the Services of which it only finds what is missing; see Ruleset.Keep.
 	kept map[dataplane.ServiceName]struct{}
 	// ours reports whether a virtual server is ours.
 	ours func(Key) bool
-	// former is what our last Apply left in the kernel; nil: not known. Known are
-	// the virtual servers that we have made.
+	// former is the state that our last Apply left in the kernel; nil: unknown. Known
+	// are the virtual servers that we have added.
 	former *desired
 	known  map[Key]dataplane.ServiceName
-	// draining reports whether a real server is left by intention.
+	// draining reports whether a real server may stay although it is not desired.
 	draining func(Key, netip.AddrPort, Real) bool
 }
 
@@ -47,13 +46,13 @@ type scope struct {
 type diff struct {
 	device       bool // is missing
 	bind, unbind []netip.Addr
-	create       []setDef
+	create       []SetName
 	add, remove  []setEntry
-	// left are entries that are not desired, but not to be removed; renounced are
-	// those that are desired, but not to be added. In order.
+	// left are entries that are not desired but must stay; renounced are desired ones
+	// that must not be added. Sorted.
 	left, renounced []setEntry
-	servers         []serverDiff // in order
-	extra           []Key        // in order
+	servers         []serverDiff // sorted
+	extra           []Key        // sorted
 }
 
 // serverDiff is how a virtual server differs.
@@ -61,8 +60,8 @@ type serverDiff struct {
 	ownedServer
 	missing, differs bool
 	have             Server
-	// add are real servers that are missing, reweigh those whose weight or
-	// forwarding is wrong, drop those too many.
+	// add are the missing real servers, reweigh those with a wrong weight or forwarding,
+	// drop the superfluous ones.
 	add, reweigh, drop []netip.AddrPort
 }
 
@@ -70,7 +69,7 @@ func (d *serverDiff) empty() bool {
 	return !d.missing && !d.differs && len(d.add)+len(d.reweigh)+len(d.drop) == 0
 }
 
-// comparison compares the desired state to what the kernel has.
+// comparison compares the desired to the actual state.
 type comparison struct {
 	want *desired
 	have *snapshot
@@ -78,7 +77,6 @@ type comparison struct {
 	out diff
 }
 
-// compare returns how the kernel differs from the desired state.
 func compare(w *desired, have *snapshot, s *scope) *diff {
 	c := &comparison{want: w, have: have, scope: s}
 	c.addresses()
@@ -94,8 +92,8 @@ func (c *comparison) keeps(name dataplane.ServiceName) bool {
 	return kept
 }
 
-// removes reports whether what belongs to no Service may be found. Where Services
-// are kept, it is not known what belongs to them.
+// removes reports whether to find what belongs to no Service. It is unknown what belongs
+// to kept Services.
 func (c *comparison) removes() bool { return c.prune && len(c.kept) == 0 }
 
 func (c *comparison) addresses() {
@@ -109,9 +107,9 @@ func (c *comparison) addresses() {
 }
 
 func (c *comparison) sets() {
-	for _, def := range c.want.config.sets() {
-		if _, found := c.have.sets[def.Name]; !found {
-			c.out.create = append(c.out.create, def)
+	for _, name := range SetNames(c.want.config.family) {
+		if _, found := c.have.sets[name]; !found {
+			c.out.create = append(c.out.create, name)
 		}
 	}
 	left := c.served()
@@ -142,8 +140,8 @@ func (c *comparison) sets() {
 	slices.SortFunc(c.out.left, setEntry.compare)
 }
 
-// guards reports whether an entry keeps clients outside from what a virtual server
-// leads to that stays as the kernel has it, for the sake of a kept Service.
+// guards reports whether an entry protects the endpoints of a virtual server from clients
+// outside, and must stay because the virtual server of a kept Service does.
 func (c *comparison) guards(e setEntry) bool {
 	k, ok := parseKey(e.entry)
 	if !ok || e.set != c.want.config.set(setNoLocal) {
@@ -156,21 +154,20 @@ func (c *comparison) guards(e setEntry) bool {
 	return known && c.keeps(owner)
 }
 
-// target is what of an entry names where packets go: the part before the
-// source.
+// target is the destination in an entry: the part before the source.
 func target(e Entry) string {
 	parts := strings.SplitN(string(e), ",", 3)
 	return strings.Join(parts[:min(len(parts), 2)], ",")
 }
 
-// about reports whether an ipset is about destinations of virtual servers.
+// about reports whether an ipset has destinations of virtual servers.
 func (c *comparison) about(set SetName) bool {
 	return set != c.want.config.set(setLoopBack) && set != c.want.config.set(setBound) && set != c.want.config.set(setHealthCheck)
 }
 
-// concerned returns what reports whether an entry may be removed even though what
-// belongs to no Service may not: it is of our last Apply, or says how a virtual
-// server is served that is desired.
+// concerned returns a function that reports whether an entry may be removed even if what
+// belongs to no Service must stay: it is from our last Apply, or about how a desired
+// virtual server is served.
 func (c *comparison) concerned() func(setEntry) bool {
 	destinations := map[string]bool{}
 	if !c.removes() {
@@ -183,9 +180,11 @@ func (c *comparison) concerned() func(setEntry) bool {
 			}
 		}
 	}
-	ports := map[SetName]v1alpha1.Protocol{
-		c.want.config.set(setNodePortTCP): v1alpha1.ProtocolTCP, c.want.config.set(setNodePortLocalTCP): v1alpha1.ProtocolTCP,
-		c.want.config.set(setNodePortUDP): v1alpha1.ProtocolUDP, c.want.config.set(setNodePortLocalUDP): v1alpha1.ProtocolUDP,
+	ports := map[SetName]string{}
+	for _, s := range nodePortSets {
+		if s.directions == onlyPort {
+			ports[c.want.config.set(s.all)], ports[c.want.config.set(s.local)] = protocolName(s.protocol), protocolName(s.protocol)
+		}
 	}
 	return func(e setEntry) bool {
 		if c.former != nil && c.former.needs.entries[e] > 0 {
@@ -194,15 +193,15 @@ func (c *comparison) concerned() func(setEntry) bool {
 			}
 		}
 		if p, found := ports[e.set]; found {
-			return destinations[protocolName(p)+string(e.entry)]
+			return destinations[p+string(e.entry)]
 		}
 		return c.about(e.set) && destinations[target(e.entry)]
 	}
 }
 
-// served are the entries of kept Services alone that are missing by right: the
-// kernel holds the virtual server and says otherwise how it is served. One without
-// real servers gets those that are desired, and what guards them.
+// served returns the entries of only kept Services that must stay missing: the kernel has
+// the virtual server, and other entries for it. A virtual server without real servers
+// gets the desired ones, and the entries that guard them.
 func (c *comparison) served() map[setEntry]bool {
 	counts := map[setEntry]int{}
 	for name := range c.kept {
@@ -237,15 +236,10 @@ func (c *comparison) served() map[setEntry]bool {
 	return out
 }
 
-// named reports whether some ipset of the kernel names a virtual server.
+// named reports whether an ipset in the kernel names a virtual server or its port.
 func (c *comparison) named(k Key) bool {
-	for _, set := range []string{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortSCTP} {
-		if c.have.has(c.want.config.set(set), keyEntry(k)) {
-			return true
-		}
-	}
-	port := Entry(strconv.Itoa(int(k.Port)))
-	return c.have.has(c.want.config.set(setNodePortTCP), port) || c.have.has(c.want.config.set(setNodePortUDP), port)
+	return c.have.names(c.want.config, k) || c.have.has(c.want.config.set(setNodePortTCP), portEntry(k.Port)) ||
+		c.have.has(c.want.config.set(setNodePortUDP), portEntry(k.Port))
 }
 
 func (c *comparison) compareServers() {
@@ -256,7 +250,7 @@ func (c *comparison) compareServers() {
 			d.have = have
 			kept := c.keeps(d.owner)
 			if kept && len(c.have.reals[k]) > 0 {
-				continue // what the kernel has may be newer
+				continue // the kernel's may be newer
 			}
 			d.differs = have != d.Server && !kept
 		}
@@ -302,8 +296,8 @@ func (c *comparison) extraServers() {
 	slices.SortFunc(c.out.extra, Key.Compare)
 }
 
-// extraAddresses finds the addresses that are bound and should not be. One on
-// which a virtual server stays that is none of our business stays too.
+// extraAddresses finds the addresses that should not be bound, except those on which an
+// unmanaged virtual server stays.
 func (c *comparison) extraAddresses() {
 	stay := map[netip.Addr]bool{}
 	for k := range c.have.servers {

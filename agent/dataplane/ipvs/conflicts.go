@@ -11,53 +11,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Compare orders by address, port and protocol.
-func (k Key) Compare(o Key) int {
-	if c := k.Addr.Compare(o.Addr); c != 0 {
-		return c
-	}
-	if c := int(k.Port) - int(o.Port); c != 0 {
-		return c
-	}
-	return strings.Compare(string(k.Protocol), string(o.Protocol))
-}
-
-// strangers are the virtual servers that are not ours.
-type strangers struct {
-	keys map[Key]struct{}
-	// addresses has one of them for each address.
-	addresses map[netip.Addr]Key
-}
-
-func newStrangers() strangers {
-	return strangers{keys: map[Key]struct{}{}, addresses: map[netip.Addr]Key{}}
-}
-
-func (s strangers) add(k Key) {
-	s.keys[k] = struct{}{}
-	if first, found := s.addresses[k.Addr]; !found || k.Compare(first) < 0 {
-		s.addresses[k.Addr] = k
-	}
-}
-
-// bars returns the one that stands in the way of a virtual server of ours: at
-// its very place, or on an address that is to be bound, by which it would become
-// ours.
-func (s strangers) bars(p *plannedServer) (Key, bool) {
-	if _, found := s.keys[p.Key]; found {
-		return p.Key, true
-	}
-	if !p.bind {
-		return Key{}, false
-	}
-	k, found := s.addresses[p.Key.Addr]
-	return k, found
-}
-
-// conflict is why a Service does not have all that it asks for.
+// conflict is why a Service does not have everything that it asks for.
 type conflict struct {
 	reason string
-	// served is the Service as it is served all the same.
+	// served is the Service as it is served nevertheless.
 	served *dataplane.Service
 	// lost are the virtual servers that another Service has.
 	lost []Key
@@ -74,7 +31,7 @@ func newConflicts() conflicts {
 	return conflicts{map[dataplane.ServiceName]*conflict{}, map[Key]map[dataplane.ServiceName]struct{}{}}
 }
 
-// set replaces the conflict of a Service; nil: it has all that it asks for.
+// set replaces the conflict of a Service; nil: it has none.
 func (c *conflicts) set(name dataplane.ServiceName, now *conflict) {
 	if former := c.of[name]; former != nil {
 		for _, k := range former.lost {
@@ -96,12 +53,12 @@ func (c *conflicts) set(name dataplane.ServiceName, now *conflict) {
 	}
 }
 
-// resolved is the desired state where not everything can be had.
+// resolved is the desired state after conflicts are resolved.
 type resolved struct {
 	*desired
 	conflicts conflicts
-	// base is what other Services have that are not planned anew, replaced names those
-	// that are. Nil: there are no others.
+	// base has the Services that are not planned again; replaced names those that are.
+	// It is nil if all Services are planned.
 	base     *desired
 	replaced map[dataplane.ServiceName]struct{}
 }
@@ -131,8 +88,8 @@ func (r *resolved) planOf(name dataplane.ServiceName) *servicePlan {
 	return r.base.services[name]
 }
 
-// planAll plans all Services, each but for what it cannot have: where a virtual
-// server of others stands, or one of a Service that precedes.
+// planAll plans all Services, without the virtual servers that are blocked by strangers
+// or belong to a Service of higher precedence.
 func (c *config) planAll(services map[dataplane.ServiceName]*dataplane.Service, others strangers) *resolved {
 	out := newResolved(c)
 	for _, svc := range slices.SortedFunc(maps.Values(services), (*dataplane.Service).ComparePrecedence) {
@@ -142,7 +99,7 @@ func (c *config) planAll(services map[dataplane.ServiceName]*dataplane.Service, 
 	return out
 }
 
-// plan adds a Service, whose plan is that of all that it asks for.
+// plan adds a Service, given the plan of everything that it asks for.
 func (r *resolved) plan(svc *dataplane.Service, plan *servicePlan, others strangers) {
 	barred := map[Key]struct{}{}
 	var lack conflict
@@ -155,10 +112,10 @@ func (r *resolved) plan(svc *dataplane.Service, plan *servicePlan, others strang
 		if k, found := others.bars(s); found {
 			reason = strangerText(s.Key, k)
 			met = append(met, s.Key)
-		} else if held, found := r.has(s.Key); found {
+		} else if actual, found := r.has(s.Key); found {
 			lack.lost = append(lack.lost, s.Key)
-			reason = fmt.Sprintf("%s %s %s already; one of the two must give up the address or the port", s.Key, v1alpha1.ServedForAnother, held.owner)
-			early = append(early, r.acceptEarly(held)...)
+			reason = fmt.Sprintf("%s %s %s already; one of the two must give up the address or the port", s.Key, v1alpha1.ServedForAnother, actual.owner)
+			early = append(early, r.acceptEarly(actual)...)
 		} else {
 			continue
 		}
@@ -181,9 +138,9 @@ func (r *resolved) plan(svc *dataplane.Service, plan *servicePlan, others strang
 	r.set(svc.Name, plan)
 }
 
-// barNodePorts bars all virtual servers of a NodePort where a stranger is in the way of one: in
-// the ipsets its port stands for all addresses, so the stranger would look ours and have its
-// packets masqueraded.
+// barNodePorts bars all virtual servers of a NodePort if a stranger blocks one of them: in
+// the ipsets the port applies to all addresses, so the stranger would look like ours and
+// its packets would be masqueraded.
 func (c *config) barNodePorts(svc *dataplane.Service, met []Key, barred map[Key]struct{}) {
 	ports := map[Key]struct{}{} // without address
 	for _, k := range met {
@@ -225,10 +182,10 @@ func (c *config) without(svc *dataplane.Service, barred map[Key]struct{}) *datap
 	return &out
 }
 
-// acceptEarly keeps what is sent to a load-balancer address of policy Local from
-// being masqueraded for the NodePort that another Service has lost there: in the
-// ipsets its port stands for all addresses, and they are asked before load-balancer
-// addresses are accepted. External addresses are accepted before.
+// acceptEarly prevents that packets to a load-balancer address under policy Local are
+// masqueraded for the NodePort that another Service has lost there: in the ipsets its port
+// applies to all addresses, and they are matched before load-balancer addresses are
+// accepted. External addresses are accepted earlier.
 func (r *resolved) acceptEarly(has ownedServer) []setEntry {
 	if !r.config.acceptsLocal(r.planOf(has.owner), has.Key) {
 		return nil
@@ -236,11 +193,17 @@ func (r *resolved) acceptEarly(has ownedServer) []setEntry {
 	return []setEntry{{r.config.set(setExternalIPLocal), keyEntry(has.Key)}}
 }
 
-func strangerText(want, stands Key) string {
-	command := "ipvsadm -D " + map[v1alpha1.Protocol]string{v1alpha1.ProtocolTCP: "-t", v1alpha1.ProtocolUDP: "-u", v1alpha1.ProtocolSCTP: "--sctp-service"}[stands.Protocol] +
-		" " + netip.AddrPortFrom(stands.Addr, stands.Port).String()
-	if want == stands {
-		return fmt.Sprintf("%s is not served: a virtual server that nodeproxy has not made stands there; remove it (%s) or take the address or port from the Service", want, command)
+// acceptsLocal reports whether a plan has a load-balancer address under policy Local.
+func (c *config) acceptsLocal(plan *servicePlan, k Key) bool {
+	_, found := slices.BinarySearchFunc(plan.entries, setEntry{c.set(setLoadBalancerLocal), keyEntry(k)}, setEntry.compare)
+	return found
+}
+
+func strangerText(want, found Key) string {
+	option := map[v1alpha1.Protocol]string{v1alpha1.ProtocolTCP: "-t", v1alpha1.ProtocolUDP: "-u", v1alpha1.ProtocolSCTP: "--sctp-service"}[found.Protocol]
+	command := fmt.Sprintf("ipvsadm -D %s %s", option, netip.AddrPortFrom(found.Addr, found.Port))
+	if want == found {
+		return fmt.Sprintf("%s is not served: another program has this virtual server; remove it (%s) or change the Service's address or port", want, command)
 	}
-	return fmt.Sprintf("%s is not served: on its address stands the virtual server %s that nodeproxy has not made; remove it (%s) or take the address from the Service", want, stands, command)
+	return fmt.Sprintf("%s is not served: another program has the virtual server %s on its address; remove it (%s) or change the Service's address", want, found, command)
 }

@@ -22,8 +22,8 @@ func contenders(nodePort, external dataplane.Precedence) (byNodePort, byAddress 
 	return byNodePort, byAddress
 }
 
-// contest checks who has what both contenders ask for. The NodePort answers on the
-// node's other address in any case.
+// contest checks which contender has what both ask for. The NodePort always answers on the node's
+// other address.
 func (b *bench) contest(when string, result dataplane.Result, nodePortWins bool) {
 	b.Helper()
 	loser, at := "svc0002", "rr 10.180.0.1:80"
@@ -36,7 +36,7 @@ func (b *bench) contest(when string, result dataplane.Result, nodePortWins bool)
 		}
 	}
 	if got := names(result.Rejected); !slices.Equal(got, []string{loser}) {
-		b.Errorf("%s: refused %v, want %s", when, result.Rejected, loser)
+		b.Errorf("%s: rejected %v, want %s", when, result.Rejected, loser)
 	}
 	// As it is served, the loser lacks this one address, and has its NodePort on others.
 	lost := []netip.Addr(nil)
@@ -66,9 +66,9 @@ func (b *bench) contest(when string, result dataplane.Result, nodePortWins bool)
 	b.verified()
 }
 
-// TestContested: a NodePort and another Service's address meet on an address of the
-// node. A live Service's claim is better than a held one's, then the older one's,
-// then that of the lower name, in whatever order they come and after a restart.
+// TestContested: a NodePort and another Service's address meet on an address of the node. A live
+// Service's claim is better than a retained one's, then the older one's, then that of the lower
+// name, in any order and after a restart.
 func TestContested(t *testing.T) {
 	at := func(n int64) dataplane.Precedence { return dataplane.Precedence{Created: time.Unix(n, 0)} }
 	held := func(n int64) dataplane.Precedence {
@@ -113,8 +113,7 @@ func TestContested(t *testing.T) {
 	}
 }
 
-// TestContestedAnew: who has it changes with the precedence, and when one of them
-// ends.
+// TestContestedAnew: the winner changes with the precedence, and when one of them ends.
 func TestContestedAnew(t *testing.T) {
 	b := newBench(t)
 	nodePort, external := contenders(dataplane.Precedence{Created: time.Unix(1, 0)}, dataplane.Precedence{Created: time.Unix(2, 0)})
@@ -141,8 +140,8 @@ func TestContestedAnew(t *testing.T) {
 	b.verified()
 }
 
-// TestContestedSources: rules know the port of a NodePort on all addresses. Who comes
-// to another Service's address of policy Local must not be masqueraded by it.
+// TestContestedSources: rules match the port of a NodePort on all addresses. They must not
+// masquerade clients of another Service's address under policy Local.
 func TestContestedSources(t *testing.T) {
 	const key = "192.168.0.2,tcp:30080"
 	for _, balancer := range []bool{false, true} {
@@ -201,8 +200,7 @@ func (b *bench) chain(table, name string) []string {
 	return nil
 }
 
-// TestContestedAlone: whatever changes of Services that ask for the same, it is written without
-// a look at all others, those that lack something included.
+// TestContestedAlone: changes of Services that ask for the same are written without a full pass.
 func TestContestedAlone(t *testing.T) {
 	b := newBench(t)
 	nodePort, external := contenders(dataplane.Precedence{Created: time.Unix(1, 0)}, dataplane.Precedence{Created: time.Unix(2, 0)})
@@ -246,7 +244,7 @@ func TestContestedAlone(t *testing.T) {
 	b.contest("it is held", apply("it is held"), false)
 }
 
-// TestLargeServicesComeLast: others need not wait for them.
+// TestLargeServicesComeLast: others do not wait for them.
 func TestLargeServicesComeLast(t *testing.T) {
 	for name, enlarge := range map[string]func(*dataplane.Service){
 		"external IPs": func(s *dataplane.Service) {

@@ -1,51 +1,40 @@
-// Package ipvs makes the kernel hold a Ruleset by IPVS virtual servers, the
-// addresses of the device kube-ipvs0, ipsets and a fixed handful of iptables
-// rules. Names of the device, the sets and the chains are kube-proxy's.
+// Package ipvs implements mode IPVS: it programs a Ruleset by virtual servers, addresses of
+// the device kube-ipvs0, ipsets and a few fixed iptables rules. Names of the device, the sets
+// and the chains are kube-proxy's.
 //
 // The desired state; pure:
 //
-//   - config.go: what the plan depends on besides Services
-//   - plan.go: what one Service needs; needs.go: what all of them need together
-//   - conflicts.go: who has what several ask for, or what is others'
-//   - sets.go, names.go: the ipsets and chains; rules.go: the rules
-//   - graceful.go: which real servers drain, and when they have
+//   - declaration.go: what the mode owns in the kernel; config.go: what the plan depends on besides
+//     Services
+//   - plan.go: what one Service needs; needs.go: what all of them need
+//   - conflicts.go: Services that ask for the same, or for what is not ours
+//   - sets.go: the ipsets and their entries; rules.go: the chains and rules
 //
-// What the kernel has, and how it differs:
+// The actual state, and how it differs:
 //
-//   - state.go: virtual servers, real servers and ipsets
 //   - evidence.go: which virtual servers are ours
 //   - compare.go: compares it to the desired state; pure
-//   - findings.go: says the difference to people; pure
-//   - audit.go: Verify
+//   - audit.go: Verify, and the difference in sentences
 //
 // What changes the kernel:
 //
-//   - ipvs.go: the Dataplane, and what it knows of the kernel
+//   - ipvs.go: the Dataplane, and how it reads the kernel
 //   - apply.go: Apply, by operations of package engine
-//   - partial.go: writes changed Services alone
-//   - full.go, full_sets.go: Apply, by reading and comparing everything
-//   - write.go: writes a difference, in parts
-//   - drain.go: looks at real servers that drain
-//   - tune.go: what is set for the node as a whole
-//   - retire.go: ends the mode while its connections go on
-//   - cleanup.go: removes all that is ours
+//   - partial.go: writes only changed Services
+//   - full.go, full_sets.go: reads and compares everything
+//   - write.go: writes a difference, in order
+//   - drain.go: draining real servers
+//   - tune.go: sysctls and timeouts
+//   - retire.go: cleans up, at once or while connections continue
 //
-// What tells of changes by others:
-//
-//   - watch.go: what another program has changed
-//   - addresses.go: the addresses of the node's interfaces
+// What notices changes: watch.go.
 //
 // The kernel itself:
 //
-//   - kernel.go: the interface Kernel; package ipvsmodel has a model of one
-//   - netlink_linux.go: the Kernel of a node, of the parts that follow
-//   - netlink_ipvs_linux.go: virtual and real servers; netlink_count_linux.go:
-//     their number; netlink_number_linux.go: IPVS's number after its module was
-//     loaded again; netlink_probe_linux.go: what the kernel can do
-//   - netlink_device_linux.go: kube-ipvs0; netlink_yield_linux.go: the source of
-//     connections to its addresses; netlink_events_linux.go: changed links and
-//     addresses
-//   - netlink_sets_linux.go: reads ipsets; netlink_setchange_linux.go: changes
-//     them; setentry.go: their entries as bytes and as text
-//   - sysctls_linux.go: sysctls
+//   - kernel.go: the interface Kernel; package ipvsmodel has a model of it
+//   - netlink_linux.go: the Kernel of a node, with sysctls
+//   - netlink_ipvs_linux.go: virtual and real servers
+//   - netlink_probe_linux.go: what the kernel can do
+//   - netlink_device_linux.go: kube-ipvs0, addresses and their changes
+//   - netlink_sets_linux.go: reads ipsets; netlink_setchange_linux.go: changes them
 package ipvs

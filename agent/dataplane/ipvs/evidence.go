@@ -5,23 +5,22 @@ import (
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// evidence is by what virtual servers of ours are known.
+// evidence identifies our virtual servers.
 type evidence struct {
 	config *config
 	state  *snapshot
-	// known are those of our last Apply.
+	// known are those that we have added.
 	known map[Key]dataplane.ServiceName
-	// denied are those of others, though it looks otherwise.
+	// denied belong to other programs, although they look like ours.
 	denied map[Key]struct{}
 	// stranded are those for NodePorts on addresses that the node no longer has.
 	stranded map[Key]struct{}
 }
 
-// ours reports whether a virtual server is ours: we have made it, or its address
-// is on kube-ipvs0, or an ipset of ours names it.
+// ours reports whether a virtual server is ours: we have added it, or its address is on
+// kube-ipvs0, or one of our ipsets names it.
 func (e *evidence) ours(k Key) bool {
 	if _, found := e.known[k]; found {
 		return true
@@ -32,36 +31,32 @@ func (e *evidence) ours(k Key) bool {
 	if _, found := e.state.bound[k.Addr]; found {
 		return true
 	}
-	for _, set := range []string{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortSCTP} {
-		if e.state.has(e.config.set(set), keyEntry(k)) {
-			return true
-		}
+	if e.state.names(e.config, k) {
+		return true
 	}
 	if _, found := e.stranded[k]; found {
 		return true
 	}
-	return e.onNode(k.Addr) && e.nodePort(k)
+	onNode := e.config.onNode(k.Addr) || slices.Contains(e.config.nodePortIPs, k.Addr)
+	return onNode && e.nodePort(k)
 }
 
-// nodePort reports whether an ipset of ours names the port of a virtual server
-// for NodePorts.
+// names reports whether an ipset names a virtual server with its address.
+func (s *snapshot) names(c *config, k Key) bool {
+	return slices.ContainsFunc([]string{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortSCTP},
+		func(set string) bool { return s.has(c.set(set), keyEntry(k)) })
+}
+
+// nodePort reports whether an ipset has the port of a virtual server for NodePorts. For
+// SCTP none has: its ipset has addresses too.
 func (e *evidence) nodePort(k Key) bool {
-	set := setNodePortTCP
-	switch k.Protocol {
-	case v1alpha1.ProtocolUDP:
-		set = setNodePortUDP
-	case v1alpha1.ProtocolSCTP:
-		return false // it is named with its address
-	}
-	return e.state.has(e.config.set(set), portEntry(k.Port))
+	return slices.ContainsFunc(nodePortSets, func(s nodePortSet) bool {
+		return s.protocol == k.Protocol && e.state.has(e.config.set(s.all), portEntry(k.Port))
+	})
 }
 
-func (e *evidence) onNode(a netip.Addr) bool {
-	return e.config.onNode(a) || slices.Contains(e.config.nodePortIPs, a)
-}
-
-// twins returns the virtual servers on addresses of the node that are like one
-// for a NodePort on another address. Those of one NodePort are all alike.
+// twins returns the virtual servers on addresses of the node that equal one for a NodePort
+// on another address. All those of one NodePort are equal.
 func (e *evidence) twins(k Key) []Key {
 	if !e.nodePort(k) || e.ours(k) {
 		return nil
@@ -76,9 +71,39 @@ func (e *evidence) twins(k Key) []Key {
 	return out
 }
 
-// strangers are the virtual servers that are not ours. One that came to an address that
-// was bound already is in the way of no other Service there: Services that are served at
-// other ports go on.
+// strangers are the virtual servers that are not ours.
+type strangers struct {
+	keys map[Key]struct{}
+	// addresses has one of them for each address that they block.
+	addresses map[netip.Addr]Key
+}
+
+func newStrangers() strangers {
+	return strangers{keys: map[Key]struct{}{}, addresses: map[netip.Addr]Key{}}
+}
+
+func (s strangers) add(k Key) {
+	s.keys[k] = struct{}{}
+	if first, found := s.addresses[k.Addr]; !found || k.Compare(first) < 0 {
+		s.addresses[k.Addr] = k
+	}
+}
+
+// bars returns the one that blocks a virtual server of ours: it has the same key, or an
+// address that is to be bound, by which it would become ours.
+func (s strangers) bars(p *plannedServer) (Key, bool) {
+	if _, found := s.keys[p.Key]; found {
+		return p.Key, true
+	}
+	if !p.bind {
+		return Key{}, false
+	}
+	k, found := s.addresses[p.Key.Addr]
+	return k, found
+}
+
+// strangers returns the virtual servers that are not ours. One on an address that was
+// already bound does not block other ports there: Services that use them continue.
 func (e *evidence) strangers() strangers {
 	out := newStrangers()
 	for k := range e.state.servers {

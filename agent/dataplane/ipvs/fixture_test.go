@@ -15,13 +15,13 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// fixedRules stands for an iptables.Keeper.
+// fixedRules replaces iptables.FixedRules.
 type fixedRules struct {
 	held    iptables.Fixed
 	applied int
@@ -69,7 +69,7 @@ func (f *fixedRules) Cleanup(context.Context) error {
 
 func (f *fixedRules) Watch(ctx context.Context, _ func(dataplane.Change)) { <-ctx.Done() }
 
-// asks reports whether some rule asks an ipset.
+// asks reports whether a rule matches an ipset.
 func (f *fixedRules) asks(set ipvs.SetName) bool {
 	for _, c := range f.held.Chains {
 		for _, r := range c.Rules {
@@ -85,7 +85,7 @@ func (f *fixedRules) asks(set ipvs.SetName) bool {
 type bench struct {
 	testing.TB
 	family dataplane.Family
-	kernel *ipvsmodel.Kernel
+	kernel *ipvstest.Kernel
 	rules  *fixedRules
 	clock  *testclock.FakeClock
 	// between passes before a Service that is rejected is tried as it has changed.
@@ -100,7 +100,7 @@ func newBench(t testing.TB) *bench {
 	t.Helper()
 	b := &bench{
 		TB: t, family: dataplane.IPv4,
-		kernel:  ipvsmodel.New(dataplane.IPv4, ip("192.168.0.2"), ip("192.168.1.2"), ip("127.0.0.1")),
+		kernel:  ipvstest.New(dataplane.IPv4, ip("192.168.0.2"), ip("192.168.1.2"), ip("127.0.0.1")),
 		rules:   &fixedRules{},
 		between: 10 * time.Second,
 		clock:   testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
@@ -117,7 +117,7 @@ func newBench(t testing.TB) *bench {
 	return b
 }
 
-// restart begins with an agent that knows nothing.
+// restart replaces the data plane by a new one.
 func (b *bench) restart() {
 	b.plane = ipvs.New(b.family, ipvs.Options{Kernel: b.kernel, Rules: b.rules, Clock: b.clock})
 	b.r.Full = true
@@ -138,7 +138,7 @@ func (b *bench) remove(list ...*dataplane.Service) {
 	}
 }
 
-// try applies; what is dirty and what rests afterwards is as the agent would have it.
+// try applies, and sets dirty and resting Services like the agent.
 func (b *bench) try() (dataplane.Result, error) {
 	if b.r.Full {
 		if err := b.plane.Supported(context.Background(), b.r); err != nil {
@@ -146,7 +146,7 @@ func (b *bench) try() (dataplane.Result, error) {
 		}
 	}
 	for name := range b.r.Dirty {
-		if _, refused := b.r.Rest[name]; refused {
+		if _, rejected := b.r.Rest[name]; rejected {
 			delete(b.r.Rest, name)
 			b.clock.Step(b.between)
 		}
@@ -175,7 +175,7 @@ func (b *bench) apply() dataplane.Result {
 	return result
 }
 
-// wants compares what an Apply has written.
+// wants compares the writes of an Apply.
 func (b *bench) wants(want ...string) {
 	b.Helper()
 	if got := b.kernel.Writes(); !slices.Equal(got, want) {
@@ -183,7 +183,7 @@ func (b *bench) wants(want ...string) {
 	}
 }
 
-// verified compares the kernel to what is held.
+// verified checks that Verify finds no difference.
 func (b *bench) verified() {
 	b.Helper()
 	diff, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{})
@@ -192,7 +192,7 @@ func (b *bench) verified() {
 	}
 }
 
-// state prints all that the kernel has.
+// state prints the kernel state.
 func (b *bench) state() string {
 	b.Helper()
 	servers, err := b.kernel.Servers()
@@ -233,7 +233,7 @@ func tcp(addr string, port uint16) ipvs.Key {
 	return ipvs.Key{Addr: ip(addr), Port: port, Protocol: v1alpha1.ProtocolTCP}
 }
 
-// ports returns endpoints 10.180.N.1:80 and so on.
+// ends parses endpoints.
 func ends(list ...string) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, s := range list {
@@ -242,7 +242,7 @@ func ends(list ...string) []netip.AddrPort {
 	return out
 }
 
-// service makes one with the cluster IP 10.0.0.N, port 80 and endpoints.
+// service returns one with the cluster IP 10.0.0.N, port 80 and endpoints.
 func service(n int, endpoints ...string) *dataplane.Service {
 	return &dataplane.Service{
 		Name:      dataplane.ServiceName{Namespace: "ns", Name: fmt.Sprintf("svc%04d", n)},
@@ -259,7 +259,7 @@ func with(s *dataplane.Service, endpoints ...string) *dataplane.Service {
 	return &out
 }
 
-// many makes n Services with ten endpoints each.
+// many returns n Services with ten endpoints each.
 func many(n int) []*dataplane.Service {
 	var out []*dataplane.Service
 	for i := range n {

@@ -22,26 +22,25 @@ type fullPass struct {
 	scope   scope
 	diff    *diff
 	writer  *writer
-	// forgone are the addresses of a Service on which the kernel takes nothing of it.
+	// forgone are the addresses on which the kernel rejects everything of a Service.
 	forgone map[dataplane.ServiceName][]netip.Addr
-	// retained: rules stay until virtual servers are as they will be.
+	// retained: rules stay until virtual servers have changed.
 	retained bool
 }
 
-// applyFull reads the kernel, compares all of it to the desired state and writes the
-// difference: first what virtual servers depend on, then those, last the removal
-// of what nothing needs any more. The rules of mode IPTables, where there are any,
-// serve until that mode is retired.
+// applyFull compares the actual to the desired state and writes the difference: first what
+// virtual servers depend on, then these, last it removes what nothing needs any more. Rules
+// of mode IPTables serve until that mode is cleaned up.
 func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (engine.FullPass, error) {
 	p := &fullPass{Dataplane: d, ctx: ctx, ruleset: r, forgone: map[dataplane.ServiceName][]netip.Addr{}}
 	var out engine.FullPass
 	if err := p.prepare(); err != nil {
 		return out, err
 	}
-	if !r.Full && d.held != nil {
-		out.Repaired = p.undone()
+	if !r.Full && d.actual != nil {
+		out.Repaired = p.modified()
 	}
-	d.held = nil
+	d.actual = nil
 	warnings := d.tune(p.config)
 	if err := p.write(); err != nil {
 		return out, err
@@ -53,15 +52,15 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (engine
 	if err := engine.NoneTaken(len(r.Services), rejected); err != nil {
 		return out, err
 	}
-	d.held, d.former = p.want.desired, p.want.desired
+	d.actual, d.former = p.want.desired, p.want.desired
 	d.engine.Rejected, d.engine.Kept = rejected, p.scope.kept
 	d.conflicts, d.left = p.want.conflicts, p.leftovers()
-	d.watched.replace(maps.Keys(d.held.needs.bound))
+	d.watched.replace(maps.Keys(d.actual.needs.bound))
 	d.watched.recount(d.kernel)
-	d.fixed.count(d.held.rules())
+	d.fixed = d.actual.rules()
 	d.warnings = slices.Concat(warnings, p.writer.stuck)
 	clear(d.notes)
-	for name, plan := range d.held.services {
+	for name, plan := range d.actual.services {
 		d.note(name, plan)
 	}
 	out.Changed = len(p.writer.changed)
@@ -70,22 +69,15 @@ func (d *Dataplane) applyFull(ctx context.Context, r *dataplane.Ruleset) (engine
 
 // prepare reads the kernel, plans and compares.
 func (p *fullPass) prepare() error {
-	if err := p.lookForSchedulers(); err != nil {
+	if err := p.probeAll(); err != nil {
 		return err
 	}
-	var err error
-	if p.config, err = p.configFor(&p.ruleset.Node); err != nil {
-		return err
-	}
-	p.noteAddresses(p.config, &p.ruleset.Node)
-	if p.state, err = p.read(p.config); err != nil {
-		return err
-	}
-	evidence, err := p.evidence(p.config, p.state)
+	evidence, err := p.observe(&p.ruleset.Node)
 	if err != nil {
 		return err
 	}
-	p.others = evidence.strangers()
+	p.config, p.state, p.others = evidence.config, evidence.state, evidence.strangers()
+	p.noteAddresses(p.config, &p.ruleset.Node)
 	p.want = p.config.planAll(p.ruleset.Services, p.others)
 	if err := p.readReals(p.ctx, p.state, p.want.desired); err != nil {
 		return err
@@ -98,14 +90,8 @@ func (p *fullPass) prepare() error {
 	return nil
 }
 
-// drains reports whether a real server that is not desired drains as it should.
-func (d *Dataplane) drains(k Key, real netip.AddrPort, r Real) bool {
-	return r.Weight == 0 && d.draining.has(k, real)
-}
-
-// lookForSchedulers looks for those that Services ask for, and again for those
-// that were missing.
-func (p *fullPass) lookForSchedulers() error {
+// probeAll probes the schedulers of Services, and again those that were missing.
+func (p *fullPass) probeAll() error {
 	maps.DeleteFunc(p.schedulers, func(_ string, has bool) bool { return !has })
 	asked := map[string]struct{}{}
 	for _, svc := range p.ruleset.Services {
@@ -119,19 +105,21 @@ func (p *fullPass) lookForSchedulers() error {
 	return nil
 }
 
-// undone says what another program has changed of what is held. The dirty Services
-// do not count: they may have been written in part.
-func (p *fullPass) undone() dataplane.Difference {
+// modified returns what another program has changed since the last Apply. Dirty Services
+// do not count: they may have been written in part. Nor do those whose actual state is
+// unknown or reduced.
+func (p *fullPass) modified() dataplane.Difference {
 	s := p.scope
 	s.prune = false
-	d := compare(p.held, p.state, &s)
+	d := compare(p.actual, p.state, &s)
 	d.add, d.remove, d.bind, d.unbind, d.extra = nil, nil, nil, nil, nil
 	d.servers = slices.DeleteFunc(d.servers, func(s serverDiff) bool {
 		_, dirty := p.ruleset.Dirty[s.owner]
 		_, read := p.state.reals[s.Key]
-		return dirty || !read && !s.missing || p.uncertain(s.owner)
+		_, conflict := p.conflicts.of[s.owner]
+		return dirty || !read && !s.missing || conflict || p.engine.Unknown(s.owner)
 	})
-	return dataplane.DifferenceOf(findings(d, p.held, p.state), dataplane.VerifyOptions{})
+	return dataplane.DifferenceOf(findings(d, p.actual, p.state), dataplane.VerifyOptions{})
 }
 
 func (p *fullPass) write() error {
@@ -139,11 +127,11 @@ func (p *fullPass) write() error {
 		Dataplane: p.Dataplane, ctx: p.ctx, diff: p.diff,
 		changed: map[dataplane.ServiceName]struct{}{}, failed: map[dataplane.ServiceName]string{},
 	}
-	// Where an address is bound already, ipsets that have a port of it pass come
-	// after its virtual server, else the port would be one of the node's own servers.
-	// The rules come before addresses are bound. Beside those of mode IPTables they
-	// take nothing over yet, but as soon as an address is bound the node's own
-	// connections to it get it as their source, and must be masqueraded.
+	// If an address is bound already, ipsets that let its ports pass come after its virtual
+	// servers, or the node's own servers would get the packets. The rules come before
+	// addresses are bound. Beside those of mode IPTables they have no effect yet, but once an
+	// address is bound, the node's own connections to it have it as source and must be
+	// masqueraded.
 	steps := []func() error{
 		func() error { return p.writer.makeServers(p.isBound) },
 		p.writeSets,
@@ -172,17 +160,17 @@ func (p *fullPass) write() error {
 	return nil
 }
 
-// bind binds the addresses that have a virtual server by now. Where the kernel has
-// refused all those of an address, what is sent to it would come to the node's own
-// servers, because ipsets take its ports for those of a Service.
+// bind binds the addresses that have a virtual server now. If the kernel has rejected all
+// those of an address, the node's own servers would get its packets, because the ipsets
+// let its ports pass.
 func (p *fullPass) bind() error {
 	p.forgo()
 	p.diff.bind = slices.DeleteFunc(p.diff.bind, func(a netip.Addr) bool { return p.want.needs.bound[a] == 0 })
 	return p.writer.bind()
 }
 
-// forgo takes addresses for not asked for where the kernel has rejected all virtual
-// servers that a Service has there. Another one that shares such an address binds it.
+// forgo ignores the addresses on which the kernel has rejected all virtual servers of a
+// Service. Another Service that shares such an address binds it.
 func (p *fullPass) forgo() {
 	if len(p.writer.failed) == 0 {
 		return
@@ -203,26 +191,26 @@ func (p *fullPass) forgo() {
 		for _, a := range plan.bindings() {
 			if !stays[a] {
 				p.forgone[name] = append(p.forgone[name], a)
-				decrement(p.want.needs.bound, a)
+				tally(p.want.needs.bound, a, -1)
 			}
 		}
 	}
 }
 
-// bare are the addresses that are bound for nobody but Services of which the kernel
-// takes nothing there, and on which no virtual server stands.
+// bare returns the addresses that are bound only for Services of which the kernel rejects
+// everything there, and that have no virtual server.
 func (p *fullPass) bare() []netip.Addr {
 	p.forgo()
-	stands := map[netip.Addr]bool{}
+	used := map[netip.Addr]bool{}
 	for k := range p.state.servers {
 		if _, extra := slices.BinarySearchFunc(p.diff.extra, k, Key.Compare); !extra {
-			stands[k.Addr] = true
+			used[k.Addr] = true
 		}
 	}
 	var out []netip.Addr
 	for _, addresses := range p.forgone {
 		for _, a := range addresses {
-			if p.isBound(a) && p.want.needs.bound[a] == 0 && !stands[a] {
+			if p.isBound(a) && p.want.needs.bound[a] == 0 && !used[a] {
 				out = append(out, a)
 			}
 		}
@@ -236,8 +224,8 @@ func (p *fullPass) isBound(a netip.Addr) bool {
 	return bound
 }
 
-// removeServers deletes what is too many. Where a Service has failed, what it had
-// before may be among it: then only what is known to be others' goes.
+// removeServers deletes superfluous virtual servers. If a Service has failed, its former ones
+// may be among them: then only those that are known to be of other Services are deleted.
 func (p *fullPass) removeServers() error {
 	if len(p.writer.failed) > 0 {
 		p.diff.extra = slices.DeleteFunc(p.diff.extra, func(k Key) bool {
@@ -259,8 +247,8 @@ func (p *fullPass) unbindRest() error {
 	return p.writer.unbind()
 }
 
-// notice takes over what the kernel has of the desired state: it is known to be
-// ours from now on, and real servers that are desired drain no longer.
+// notice notes which virtual servers are known to be ours now. Desired real servers do not
+// drain any more.
 func (p *fullPass) notice() {
 	for k, s := range p.want.needs.servers {
 		if _, failed := p.writer.failed[s.owner]; !failed {
@@ -273,16 +261,15 @@ func (p *fullPass) notice() {
 			delete(p.draining, k)
 			continue
 		}
-		for _, real := range s.reals {
-			if _, drains := reals[real]; drains {
+		for real := range reals {
+			if _, desired := slices.BinarySearchFunc(s.reals, real, netip.AddrPort.Compare); desired {
 				p.draining.end(k, real)
 			}
 		}
 	}
 }
 
-// leftovers are the virtual servers of ours that are not desired and stay all the
-// same.
+// leftovers returns our virtual servers that stay although they are not desired.
 func (p *fullPass) leftovers() map[Key]struct{} {
 	out := map[Key]struct{}{}
 	for k := range p.state.servers {

@@ -9,7 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// setChanges are the changes of ipsets.
+// setChanges returns the changes of ipsets.
 func (p *fullPass) setChanges() orderedSets {
 	return p.config.orderChanges(p.diff,
 		func(e setEntry) bool { return p.state.has(e.set, e.entry) },
@@ -17,20 +17,18 @@ func (p *fullPass) setChanges() orderedSets {
 		p.isBound)
 }
 
-// maxBadEntries is how many entries of ipsets the kernel may refuse in one pass
-// until the fault is not looked for in single Services any more.
+// maxBadEntries is how many entries of ipsets the kernel may reject in one pass before the
+// pass fails instead of single Services.
 const maxBadEntries = 100
 
-// writeSets writes the changes of ipsets that come before those of virtual
-// servers. Services whose entries the kernel rejects are failed.
+// writeSets writes the changes of ipsets that come before those of virtual servers.
 func (p *fullPass) writeSets() error {
 	p.diff.add = slices.DeleteFunc(p.diff.add, p.leadsNowhere)
 	return p.changeSets(p.setChanges().early)
 }
 
-// shut takes out of ipsets what has packets pass to virtual servers that the kernel
-// has refused: on an address that is bound for others they would come to the node's
-// own servers.
+// shut removes the entries that let packets pass to virtual servers that the kernel has
+// rejected: on an address that is bound for others, the node's own servers would get them.
 func (p *fullPass) shut() error {
 	var changes setChanges
 	for name := range p.writer.failed {
@@ -43,11 +41,11 @@ func (p *fullPass) shut() error {
 	return p.writer.writeSets(changes.sorted(p.config))
 }
 
-// leadsNowhere reports whether an entry has packets pass to a virtual server on
-// kube-ipvs0 that the kernel has rejected.
+// leadsNowhere reports whether an entry lets packets pass to a virtual server on kube-ipvs0
+// that the kernel has rejected.
 func (p *fullPass) leadsNowhere(e setEntry) bool {
 	k, ok := parseKey(e.entry)
-	if !ok || !slices.ContainsFunc(passingSets, func(name string) bool { return p.config.set(name) == e.set }) {
+	if !ok || !p.config.passes(e.set) {
 		return false
 	}
 	i, differs := slices.BinarySearchFunc(p.diff.servers, k, func(d serverDiff, k Key) int { return d.Key.Compare(k) })
@@ -58,12 +56,13 @@ func (p *fullPass) leadsNowhere(e setEntry) bool {
 	return failed
 }
 
-// changeSets writes changes of ipsets but for entries that the kernel rejects.
+// changeSets writes changes of ipsets, except entries that the kernel rejects. These fail
+// their Services.
 func (p *fullPass) changeSets(changes []SetChange) error {
 	for range maxBadEntries {
 		err := p.writer.writeSets(changes)
-		var bad *SetError
-		if err == nil || !errors.As(err, &bad) || bad.Entry == "" {
+		bad, about := errors.AsType[*SetError](err)
+		if !about || bad.Entry == "" {
 			return err
 		}
 		owners := p.askers(setEntry{bad.Set, bad.Entry})
@@ -82,7 +81,7 @@ func (p *fullPass) changeSets(changes []SetChange) error {
 	return fmt.Errorf("the kernel rejects more than %d entries of ipsets", maxBadEntries)
 }
 
-// askers are the Services that need an entry.
+// askers returns the Services that need an entry.
 func (p *fullPass) askers(e setEntry) []dataplane.ServiceName {
 	var out []dataplane.ServiceName
 	for name, plan := range p.want.services {
@@ -93,11 +92,11 @@ func (p *fullPass) askers(e setEntry) []dataplane.ServiceName {
 	return out
 }
 
-// writeRules writes the fixed rules, those too that belong to what stays although
-// it is not desired. Those that ask an ipset which loses its last entry, and those of
-// what has source ranges no more, stay until virtual servers are as they will be: they
-// may keep clients outside from endpoints on other nodes, or have them masqueraded on
-// their way there, or keep the node's own processes from a virtual server.
+// writeRules writes the fixed rules, including those for what stays although it is not
+// desired. Rules that match an ipset which loses its last entry, and those of source ranges
+// that have ended, stay until virtual servers have changed: they may block clients outside
+// from endpoints on other nodes, or masquerade them on their way there, or block the node's
+// own processes.
 func (p *fullPass) writeRules() error {
 	p.want.leave(p.diff.left, p.state)
 	p.want.renounce(p.diff.renounced)
@@ -110,11 +109,11 @@ func (p *fullPass) writeRules() error {
 			out[r], p.retained = 1, true
 		}
 	}
-	return p.writer.writeRules(p.want.rulesFor(used, out), true)
+	return p.writer.writeRules(p.config.rules(used, out), true)
 }
 
-// removeRules removes the rules that writeRules has left, unless a virtual server may
-// still be as it was.
+// removeRules removes the rules that writeRules has retained, unless a virtual server may be
+// unchanged.
 func (p *fullPass) removeRules() error {
 	if len(p.writer.failed) > 0 || len(p.writer.stuck) > 0 {
 		return nil
@@ -122,8 +121,8 @@ func (p *fullPass) removeRules() error {
 	return p.writer.writeRules(p.want.rules(), p.retained)
 }
 
-// rewriteRules keeps the rules of what was there before, where a Service has
-// failed, of which that may be.
+// rewriteRules preserves the former rules if a Service has failed, because they may belong to
+// it.
 func (p *fullPass) rewriteRules() error {
 	if len(p.writer.failed) == 0 {
 		return nil
@@ -133,8 +132,8 @@ func (p *fullPass) rewriteRules() error {
 	return p.writer.writeRules(p.want.rules(), true)
 }
 
-// outdated reports whether an entry keeps clients from a virtual server that is written
-// as it should be and may be reached now, whatever else has failed.
+// outdated reports whether an entry blocks clients from a virtual server that has been written
+// successfully and must be reachable now, whatever else has failed.
 func (p *fullPass) outdated(e setEntry) bool {
 	if e.set != p.config.set(setNoLocal) && e.set != p.config.set(setNoLocalAll) {
 		return false

@@ -13,7 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// connections gives a real server active and inactive connections.
+// connections sets the connections of a real server.
 func (b *bench) connections(key ipvs.Key, real string, active, inactive int) {
 	b.Helper()
 	if err := b.kernel.SetConnections(key, netip.MustParseAddrPort(real), active, inactive); err != nil {
@@ -21,15 +21,15 @@ func (b *bench) connections(key ipvs.Key, real string, active, inactive int) {
 	}
 }
 
-// holds compares a virtual server.
-func (b *bench) holds(key ipvs.Key, want string) {
+// has compares a virtual server.
+func (b *bench) has(key ipvs.Key, want string) {
 	b.Helper()
 	if got := b.kernel.Server(key); got != want {
 		b.Errorf("%s: %q, want %q", key, got, want)
 	}
 }
 
-// recheck is an Apply because of what Follow has told.
+// recheck is an Apply after a call of Follow.
 func (b *bench) recheck() {
 	b.Helper()
 	b.r.Recheck = true
@@ -50,7 +50,7 @@ func TestDraining(t *testing.T) {
 	}
 	t.Run("until connections are gone", func(t *testing.T) {
 		b := start(t, 3, 0)
-		b.holds(key, "rr "+one+" "+two+"=0")
+		b.has(key, "rr "+one+" "+two+"=0")
 		b.verified()
 		b.connections(key, two, 0, 1)
 		b.clock.Step(9 * time.Second)
@@ -59,7 +59,7 @@ func TestDraining(t *testing.T) {
 		}
 		b.clock.Step(time.Second)
 		b.recheck()
-		b.holds(key, "rr "+one+" "+two+"=0")
+		b.has(key, "rr "+one+" "+two+"=0")
 		b.connections(key, two, 0, 0)
 		b.clock.Step(10 * time.Second)
 		b.recheck()
@@ -73,10 +73,10 @@ func TestDraining(t *testing.T) {
 		b := start(t, 0, 1)
 		b.clock.Step(15*time.Minute - time.Second)
 		b.recheck()
-		b.holds(key, "rr "+one+" "+two+"=0")
+		b.has(key, "rr "+one+" "+two+"=0")
 		b.clock.Step(10 * time.Second)
 		b.recheck()
-		b.holds(key, "rr "+one)
+		b.has(key, "rr "+one)
 	})
 	t.Run("other passes leave it alone", func(t *testing.T) {
 		b := start(t, 1, 0)
@@ -85,7 +85,7 @@ func TestDraining(t *testing.T) {
 		b.r.Full = true
 		b.apply()
 		b.wants()
-		b.holds(key, "rr "+one+" "+two+"=0 10.180.0.9:80")
+		b.has(key, "rr "+one+" "+two+"=0 10.180.0.9:80")
 	})
 	t.Run("comes back", func(t *testing.T) {
 		b := start(t, 1, 0)
@@ -94,11 +94,11 @@ func TestDraining(t *testing.T) {
 		b.wants("ChangeReal 10.0.0.1,tcp:80 " + two + " 1")
 		b.clock.Step(time.Hour)
 		b.recheck()
-		b.holds(key, "rr "+one+" "+two)
+		b.has(key, "rr "+one+" "+two)
 	})
 	t.Run("no connections", func(t *testing.T) {
 		b := start(t, 0, 0)
-		b.holds(key, "rr "+one)
+		b.has(key, "rr "+one)
 	})
 	t.Run("restart", func(t *testing.T) {
 		b := start(t, 1, 0)
@@ -106,13 +106,13 @@ func TestDraining(t *testing.T) {
 		b.restart()
 		b.apply()
 		b.wants()
-		b.holds(key, "rr "+one+" "+two+"=0")
+		b.has(key, "rr "+one+" "+two+"=0")
 		b.clock.Step(14 * time.Minute)
 		b.recheck()
-		b.holds(key, "rr "+one+" "+two+"=0")
+		b.has(key, "rr "+one+" "+two+"=0")
 		b.clock.Step(2 * time.Minute)
 		b.recheck()
-		b.holds(key, "rr "+one)
+		b.has(key, "rr "+one)
 	})
 	t.Run("comes back during a restart", func(t *testing.T) {
 		b := start(t, 1, 0)
@@ -125,22 +125,22 @@ func TestDraining(t *testing.T) {
 		b := start(t, 1, 0)
 		b.remove(service(1))
 		b.apply()
-		b.holds(key, "")
+		b.has(key, "")
 		b.clock.Step(time.Minute)
 		b.recheck()
 		b.wants()
 	})
-	t.Run("somebody gives it weight again", func(t *testing.T) {
+	t.Run("another program gives it weight again", func(t *testing.T) {
 		b := start(t, 1, 0)
 		if err := b.kernel.ChangeReal(key, netip.MustParseAddrPort(two), 1); err != nil {
 			t.Fatal(err)
 		}
-		if diff, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{}); err != nil || diff.Count != 1 || !strings.Contains(diff.Examples[0], "real server 10.180.0.2:80 too many (Service ns/svc0001)") {
+		if diff, err := b.plane.Verify(context.Background(), b.r, dataplane.VerifyOptions{}); err != nil || diff.Count != 1 || !strings.Contains(diff.Examples[0], "unexpected real server 10.180.0.2:80 (Service ns/svc0001)") {
 			t.Errorf("%+v, %v", diff, err)
 		}
 		b.r.Full = true
 		b.apply()
-		b.holds(key, "rr "+one+" "+two+"=0")
+		b.has(key, "rr "+one+" "+two+"=0")
 	})
 }
 
@@ -155,13 +155,13 @@ func TestOnlyTCPDrains(t *testing.T) {
 		b.connections(key, "10.180.0.2:80", 1, 1)
 		b.set(with(s, "10.180.0.1:80"))
 		b.apply()
-		if b.holds(key, "rr 10.180.0.1:80"); b.kernel.Messages() != 1 {
+		if b.has(key, "rr 10.180.0.1:80"); b.kernel.Messages() != 1 {
 			t.Errorf("%v", b.kernel.Calls())
 		}
 	}
 }
 
-// TestFollowWakesForDrains: Follow asks for an Apply when it is time to look.
+// TestFollowWakesForDrains: Follow asks for an Apply when a check is due.
 func TestFollowWakesForDrains(t *testing.T) {
 	b := newBench(t)
 	b.set(service(1, "10.180.0.1:80", "10.180.0.2:80"))
@@ -193,11 +193,10 @@ func TestFollowWakesForDrains(t *testing.T) {
 	b.connections(tcp("10.0.0.1", 80), "10.180.0.2:80", 0, 0)
 	b.clock.Step(10 * time.Second)
 	b.recheck()
-	b.holds(tcp("10.0.0.1", 80), "rr 10.180.0.1:80")
+	b.has(tcp("10.0.0.1", 80), "rr 10.180.0.1:80")
 }
 
-// TestAuditForgetsDrains: who only compares is not woken for what another proxy may
-// do with real servers that drain.
+// TestAuditForgetsDrains: after an audit, draining real servers are left to another proxy.
 func TestAuditForgetsDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

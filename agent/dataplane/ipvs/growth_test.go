@@ -13,8 +13,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/growth"
 )
 
-// TestGrowth: planning a Service takes as long as it is large, with strangers in its way too, or
-// where the kernel takes nothing of it.
+// TestGrowth: the time for planning a Service is linear in its size, also if strangers block it, or
+// the kernel rejects everything.
 func TestGrowth(t *testing.T) {
 	c := testConfig(t, dataplane.IPv4, nil)
 	for name, of := range dataplanetest.Large() {
@@ -64,8 +64,8 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
-// TestContendersAlone: a change of who has a virtual server concerns those that ask for it, not
-// all that lack something. Changes of endpoints concern no other Service.
+// TestContendersAlone: a change of the owner of a virtual server concerns the Services that ask for
+// it, not all with conflicts. Changes of endpoints concern no other Service.
 func TestContendersAlone(t *testing.T) {
 	c := testConfig(t, dataplane.IPv4, nil)
 	r := &dataplane.Ruleset{Services: map[dataplane.ServiceName]*dataplane.Service{}}
@@ -85,7 +85,7 @@ func TestContendersAlone(t *testing.T) {
 	}
 	want := c.planAll(r.Services, newStrangers())
 	d := New(dataplane.IPv4, Options{})
-	d.held, d.conflicts = want.desired, want.conflicts
+	d.actual, d.conflicts = want.desired, want.conflicts
 	p := &partialPass{Dataplane: d, config: c}
 	concerned := func(s *dataplane.Service, change func(*dataplane.Service)) []string {
 		changed := *s

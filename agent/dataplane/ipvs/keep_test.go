@@ -9,7 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// TestPrune: without it what belongs to nobody stays.
+// TestPrune: without Prune, what belongs to no Service stays.
 func TestPrune(t *testing.T) {
 	b := newBench(t)
 	one, two := service(1, "10.180.0.1:80"), service(2, "10.180.0.2:80")
@@ -39,7 +39,7 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// TestRulesOfUnknownServices stay while nothing may be pruned.
+// TestRulesOfUnknownServices: they stay without Prune.
 func TestRulesOfUnknownServices(t *testing.T) {
 	b := newBench(t)
 	s := service(1, "10.180.0.1:80")
@@ -69,7 +69,7 @@ func TestRulesOfUnknownServices(t *testing.T) {
 	}
 }
 
-// TestKeep: what the kernel has of a Service from disk stays as it is.
+// TestKeep: the actual state of a Service from the checkpoint stays.
 func TestKeep(t *testing.T) {
 	b := newBench(t)
 	one, two := service(1, "10.180.0.1:80", "10.180.0.2:80"), service(2, "10.180.0.3:80")
@@ -105,7 +105,7 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// external makes a Service with a load-balancer IP under policy Local.
+// external returns a Service with a load-balancer IP under policy Local.
 func external(n int, local []string, cluster ...string) *dataplane.Service {
 	s := service(n, cluster...)
 	s.LoadBalancerIPs, s.ExternalLocal = []netip.Addr{ip("1.2.3.4")}, true
@@ -113,8 +113,8 @@ func external(n int, local []string, cluster ...string) *dataplane.Service {
 	return s
 }
 
-// TestKeepKeepsClientsOutsideOut: what the kernel has of a Service from disk leads to
-// other nodes only as long as clients outside are kept from there.
+// TestKeepKeepsClientsOutsideOut: the actual state of a Service from the checkpoint leads to other
+// nodes only while clients outside are blocked from there.
 func TestKeepKeepsClientsOutsideOut(t *testing.T) {
 	const remote, local = "10.181.0.1:80", "10.180.0.1:80"
 	key, entry := tcp("1.2.3.4", 80), "1.2.3.4,tcp:80"

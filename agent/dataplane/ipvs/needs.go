@@ -1,15 +1,10 @@
 package ipvs
 
 import (
-	"maps"
 	"net/netip"
-	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // ownedServer is a virtual server and the Service that needs it.
@@ -18,15 +13,15 @@ type ownedServer struct {
 	owner dataplane.ServiceName
 }
 
-// needs is what plans need in the kernel. Addresses, entries and rules may be
-// needed by several of them and are counted.
+// needs is what plans need in the kernel. Addresses, entries and rules are counted, because
+// several plans may need them.
 type needs struct {
 	servers map[Key]ownedServer
 	bound   map[netip.Addr]int
 	entries map[setEntry]int
-	used    map[SetName]int // the number of entries of each ipset
+	used    map[SetName]int // number of entries
 	out     map[outRule]int
-	reals   int // of all servers together
+	reals   int // of all servers
 }
 
 func newNeeds() needs {
@@ -36,7 +31,7 @@ func newNeeds() needs {
 	}
 }
 
-// bindings are the addresses of a plan that are to be on kube-ipvs0, each once.
+// bindings returns the addresses of a plan that must be on kube-ipvs0, without repetition.
 func (p *servicePlan) bindings() []netip.Addr {
 	var out []netip.Addr
 	var before dataplane.Once[netip.Addr]
@@ -50,76 +45,59 @@ func (p *servicePlan) bindings() []netip.Addr {
 
 // add adds what a plan needs.
 func (n *needs) add(owner dataplane.ServiceName, p *servicePlan) {
-	if p == nil {
-		return
-	}
-	for i := range p.servers {
+	for i := range serversOf(p) {
 		s := &p.servers[i]
 		n.servers[s.Key] = ownedServer{s, owner}
 		n.reals += len(s.reals)
 	}
-	for _, a := range p.bindings() {
-		n.bound[a]++
-	}
-	for _, e := range p.entries {
-		if n.entries[e]++; n.entries[e] == 1 {
-			n.used[e.set]++
-		}
-	}
-	for _, r := range p.outRules {
-		n.out[r]++
-	}
+	n.count(p, 1)
 }
 
-// remove takes away what a plan has needed.
+// remove removes what a plan needed.
 func (n *needs) remove(owner dataplane.ServiceName, p *servicePlan) {
-	if p == nil {
-		return
-	}
-	for i := range p.servers {
+	for i := range serversOf(p) {
 		s := &p.servers[i]
 		n.reals -= len(s.reals)
 		if n.servers[s.Key].owner == owner && n.servers[s.Key].plannedServer == s {
 			delete(n.servers, s.Key)
 		}
 	}
-	for _, a := range p.bindings() {
-		decrement(n.bound, a)
-	}
-	for _, e := range p.entries {
-		if decrement(n.entries, e) {
-			decrement(n.used, e.set)
-		}
-	}
-	for _, r := range p.outRules {
-		decrement(n.out, r)
-	}
+	n.count(p, -1)
 }
 
-// subtract is the same for needs that are a difference, and may be less than
-// nothing. It leaves servers as they are.
-func (n *needs) subtract(p *servicePlan) {
+// count counts a plan, which may be nil, so many times. In needs that are a difference,
+// counts may be negative.
+func (n *needs) count(p *servicePlan, times int) {
 	if p == nil {
 		return
 	}
 	for _, a := range p.bindings() {
-		n.bound[a]--
+		tally(n.bound, a, times)
 	}
 	for _, e := range p.entries {
-		n.entries[e]--
+		if tally(n.entries, e, times) {
+			tally(n.used, e.set, times)
+		}
 	}
 	for _, r := range p.outRules {
-		n.out[r]--
+		tally(n.out, r, times)
 	}
 }
 
-// decrement reports whether that was the last.
-func decrement[K comparable](m map[K]int, k K) bool {
-	if m[k]--; m[k] > 0 {
-		return false
+// tally adds to a count, and reports whether it has become positive or has ceased to be.
+func tally[K comparable](counts map[K]int, k K, n int) bool {
+	before := counts[k]
+	if counts[k] = before + n; before == -n {
+		delete(counts, k)
 	}
-	delete(m, k)
-	return true
+	return before > 0 != (before+n > 0)
+}
+
+func serversOf(p *servicePlan) []plannedServer {
+	if p == nil {
+		return nil
+	}
+	return p.servers
 }
 
 // desired is the desired state of the kernel.
@@ -127,8 +105,8 @@ type desired struct {
 	config   *config
 	services map[dataplane.ServiceName]*servicePlan
 	needs    needs
-	// left are entries of ipsets that no Service in services needs and that stay
-	// all the same. They count in needs.
+	// left are entries of ipsets that stay although no Service in services needs them.
+	// They count in needs.
 	left map[setEntry]struct{}
 }
 
@@ -148,9 +126,8 @@ func (w *desired) set(name dataplane.ServiceName, p *servicePlan) {
 	w.needs.remove(name, former)
 }
 
-// leave has entries of ipsets stay that the kernel has, and the rules that
-// belong to them: they may be of Services that are not known yet. Those that stay
-// already count once.
+// leave preserves entries of ipsets in the kernel, and the rules that belong to them,
+// because they may be of Services that are not known yet. It counts each entry once.
 func (w *desired) leave(entries []setEntry, have *snapshot) {
 	if w.left == nil {
 		w.left = make(map[setEntry]struct{}, len(entries))
@@ -169,8 +146,8 @@ func (w *desired) leave(entries []setEntry, have *snapshot) {
 	w.needs.add(dataplane.ServiceName{}, plan)
 }
 
-// outRuleOf returns the rule that belongs to an entry that the kernel has, if it is
-// one that restricts a load-balancer address and the node is in none of its ranges.
+// outRuleOf returns the rule that belongs to an entry in the kernel, if that restricts a
+// load-balancer address and the node is in none of its ranges.
 func (c *config) outRuleOf(e setEntry, have *snapshot) (outRule, bool) {
 	k, ok := parseKey(e.entry)
 	if !ok || e.set != c.set(setLoadBalancerFW) || have.has(c.set(setSourceIP), keyAndAddress(k, k.Addr)) {
@@ -179,56 +156,19 @@ func (c *config) outRuleOf(e setEntry, have *snapshot) (outRule, bool) {
 	return outRuleFor(k), true
 }
 
-// renounce does without entries of ipsets, and the rules that belong to them, that
-// only Services need of which the kernel knows better.
+// renounce removes entries of ipsets, and the rules that belong to them, that only Services
+// need for which the kernel's state has precedence.
 func (w *desired) renounce(entries []setEntry) {
 	plan := &servicePlan{entries: entries}
 	for _, e := range entries {
 		if k, ok := parseKey(e.entry); ok && e.set == w.config.set(setLoadBalancerFW) {
-			plan.outRules = append(plan.outRules, outRuleFor(k))
+			if r := outRuleFor(k); w.needs.out[r] > 0 {
+				plan.outRules = append(plan.outRules, r)
+			}
 		}
 	}
 	w.needs.remove(dataplane.ServiceName{}, plan)
 }
 
-// parseKey reads an entry of an ipset of type hash:ip,port.
-func parseKey(e Entry) (Key, bool) {
-	address, rest, _ := strings.Cut(string(e), ",")
-	protocol, port, _ := strings.Cut(rest, ":")
-	a, err := netip.ParseAddr(address)
-	n, portErr := strconv.ParseUint(port, 10, 16)
-	return Key{a, uint16(n), v1alpha1.Protocol(strings.ToUpper(protocol))}, err == nil && portErr == nil
-}
-
-// rules are the chains and jumps that are desired.
-func (w *desired) rules() iptables.Fixed {
-	return w.rulesFor(w.needs.used, w.needs.out)
-}
-
-// rulesFor are the chains and jumps for ipsets that have entries, and for rules
-// that Services need.
-func (w *desired) rulesFor(used map[SetName]int, out map[outRule]int) iptables.Fixed {
-	set := make(map[SetName]bool, len(used))
-	for name := range used {
-		set[name] = true
-	}
-	return w.config.rules(set, slices.Sorted(maps.Keys(out)))
-}
-
-// fixedCount counts what is held of the fixed rules.
-type fixedCount struct {
-	chains int
-	// rules are those of each table, jumps included.
-	rules map[string]int
-}
-
-// count counts anew.
-func (c *fixedCount) count(f iptables.Fixed) {
-	c.chains, c.rules = len(f.Chains), map[string]int{}
-	for _, chain := range f.Chains {
-		c.rules[chain.Table] += len(chain.Rules)
-	}
-	for _, j := range f.Jumps {
-		c.rules[j.Table]++
-	}
-}
+// rules returns the desired chains and jumps.
+func (w *desired) rules() iptables.Fixed { return w.config.rules(w.needs.used, w.needs.out) }

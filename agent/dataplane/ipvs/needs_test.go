@@ -7,7 +7,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// TestLeave: what stays is counted once, however often that is said.
+// TestLeave: what stays is counted once, even if leave is called twice.
 func TestLeave(t *testing.T) {
 	c := &config{family: dataplane.IPv4}
 	have := &snapshot{}

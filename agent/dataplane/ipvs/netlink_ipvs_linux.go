@@ -20,15 +20,13 @@ import (
 )
 
 const (
-	// flagHashed is a flag that the kernel sets on each virtual server in its list.
+	// flagHashed is a flag that the kernel sets on each listed virtual server.
 	flagHashed Flags = 0x2
-	// serversTries bound how often the virtual servers are read that change while
-	// they are read.
+	// serversTries bounds how often virtual servers are read that change meanwhile.
 	serversTries = 10
 )
 
-// virtualServers are those of one IP family. The library that reads and writes
-// them is not safe for concurrent use.
+// virtualServers are those of one IP family. Their library is not safe for concurrent use.
 type virtualServers struct {
 	family dataplane.Family
 
@@ -37,11 +35,11 @@ type virtualServers struct {
 	handle *moby.Handle
 }
 
-// errRenumbered says that the kernel knows IPVS by another number, or not at all.
-var errRenumbered = errors.New("the kernel does not know IPVS by the number that it had when the agent asked for it: the module ip_vs was unloaded since; restart the agent")
+// errRenumbered means that the kernel has IPVS by another number, or not at all.
+var errRenumbered = errors.New("the kernel does not know IPVS by its former number, because the module ip_vs has been unloaded; restart the agent")
 
-// do runs f with an open handle, twice where the kernel has not known what the
-// request was about, since ip_vs may have been loaded anew.
+// do runs f with an open handle, twice if the number of IPVS has changed, because ip_vs may
+// have been loaded again.
 func (v *virtualServers) do(f func(*moby.Handle) error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -52,8 +50,7 @@ func (v *virtualServers) do(f func(*moby.Handle) error) error {
 	return err
 }
 
-// try runs f with an open handle. An error that is no answer of the kernel to the
-// request closes it.
+// try runs f with an open handle. An error that is not the kernel's answer closes it.
 func (v *virtualServers) try(f func(*moby.Handle) error) error {
 	if v.handle == nil {
 		h, err := openIPVS()
@@ -66,7 +63,7 @@ func (v *virtualServers) try(f func(*moby.Handle) error) error {
 	defer numberMu.RUnlock()
 	err := f(v.handle)
 	if errors.Is(err, unix.ENOENT) {
-		// So it would answer as well if it were not IPVS that was asked.
+		// The answer would be the same if it were not from IPVS.
 		if _, other := timeouts(v.handle); other != nil {
 			err = other
 		}
@@ -78,11 +75,10 @@ func (v *virtualServers) try(f func(*moby.Handle) error) error {
 	return err
 }
 
-// openIPVS opens a socket to IPVS. The library asks the kernel for the number of
-// IPVS once in the life of the process. If there is no IPVS then, it goes on with
-// another number, and the kernel answers to everything that it is well, and does
-// nothing. So the kernel is asked before, which makes it load the module, and the
-// library is told what it answers.
+// openIPVS opens a socket to IPVS. The library asks the kernel for the number of IPVS once
+// in a process. Without IPVS it continues with another number, and the kernel reports
+// success for everything and does nothing. So the kernel is asked here, which makes it load
+// the module, and the number is set in the library.
 func openIPVS() (*moby.Handle, error) {
 	numberMu.Lock()
 	defer numberMu.Unlock()
@@ -94,14 +90,14 @@ func openIPVS() (*moby.Handle, error) {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPROTONOSUPPORT): // the latter without generic netlink
 		return nil, &NoIPVSError{unsupported("IPVS", "load the module ip_vs (modprobe ip_vs) on the node, or choose another mode", err)}
 	default:
-		return nil, fmt.Errorf("asking the kernel for IPVS: %w", err)
+		return nil, fmt.Errorf("ask the kernel for IPVS: %w", err)
 	}
-	// The library runs modprobe too, and complains in the log where there is none,
-	// as in our container. It says nothing else by this logger.
+	// The library also runs modprobe, and logs an error if there is none, as in our
+	// container. It logs nothing else.
 	logrus.SetOutput(io.Discard)
 	h, err := moby.New("")
 	if err != nil {
-		return nil, fmt.Errorf("opening a netlink socket for IPVS: %w", err)
+		return nil, fmt.Errorf("open a netlink socket for IPVS: %w", err)
 	}
 	libraryNumber = int(ipvs.ID)
 	if _, err := timeouts(h); err != nil {
@@ -114,10 +110,10 @@ func openIPVS() (*moby.Handle, error) {
 	return h, nil
 }
 
-// timeouts reads the timeouts, and shows thereby that it is IPVS that answers.
+// timeouts reads the timeouts, which proves that IPVS answers.
 func timeouts(h *moby.Handle) (c *moby.Config, err error) {
 	defer func() {
-		if recover() != nil { // the library takes it for granted that there is an answer
+		if recover() != nil { // the library relies on an answer
 			err = errRenumbered
 		}
 	}()
@@ -129,16 +125,14 @@ func timeouts(h *moby.Handle) (c *moby.Config, err error) {
 }
 
 // protocolNumbers are the kernel's.
-func protocolNumbers() map[v1alpha1.Protocol]uint16 {
-	return map[v1alpha1.Protocol]uint16{
-		v1alpha1.ProtocolTCP: unix.IPPROTO_TCP, v1alpha1.ProtocolUDP: unix.IPPROTO_UDP, v1alpha1.ProtocolSCTP: unix.IPPROTO_SCTP,
-	}
+var protocolNumbers = map[v1alpha1.Protocol]uint16{
+	v1alpha1.ProtocolTCP: unix.IPPROTO_TCP, v1alpha1.ProtocolUDP: unix.IPPROTO_UDP, v1alpha1.ProtocolSCTP: unix.IPPROTO_SCTP,
 }
 
-// name is the virtual server for the library, as far as it is needed to find it.
+// name identifies a virtual server for the library.
 func (v *virtualServers) name(k Key) *moby.Service {
 	s := &moby.Service{
-		Address: k.Addr.AsSlice(), Port: k.Port, Protocol: protocolNumbers()[k.Protocol],
+		Address: k.Addr.AsSlice(), Port: k.Port, Protocol: protocolNumbers[k.Protocol],
 		AddressFamily: unix.AF_INET, Netmask: 0xffffffff,
 	}
 	if v.family == dataplane.IPv6 {
@@ -147,22 +141,22 @@ func (v *virtualServers) name(k Key) *moby.Service {
 	return s
 }
 
-// service is the virtual server for the library.
+// service converts a virtual server for the library.
 func (v *virtualServers) service(k Key, s Server) *moby.Service {
 	out := v.name(k)
 	out.SchedName, out.Flags, out.Timeout = s.Scheduler, uint32(s.Flags), s.Timeout
 	return out
 }
 
-// serverOf returns what the library has read; false for what has no Key: virtual
-// servers of the other family, of a firewall mark, and of other protocols.
+// serverOf converts what the library has read. It returns false for virtual servers without a
+// Key: those of the other family, of a firewall mark, and of other protocols.
 func (v *virtualServers) serverOf(s *moby.Service) (Key, Server, bool) {
 	addr, ok := netip.AddrFromSlice(s.Address)
 	if !ok || s.FWMark != 0 || s.AddressFamily != uint16(familyNumber(v.family)) {
 		return Key{}, Server{}, false
 	}
 	k := Key{Addr: addr, Port: s.Port}
-	for name, number := range protocolNumbers() {
+	for name, number := range protocolNumbers {
 		if number == s.Protocol {
 			k.Protocol = name
 		}
@@ -174,23 +168,22 @@ func (v *virtualServers) serverOf(s *moby.Service) (Key, Server, bool) {
 	return k, out, k.Protocol != ""
 }
 
-// Servers implements Kernel. The kernel hands the list over in parts, and finds
-// the next part by counting, so one that is deleted meanwhile, be it of the other
-// family or another network namespace, hides others. So the list is read until
-// it is the same twice.
+// Servers implements Kernel. The kernel sends the list in parts and finds the next one by
+// counting, so the deletion of one, even of the other family or another network namespace,
+// hides others. So the list is read until it is the same twice.
 func (v *virtualServers) Servers() (map[Key]Server, error) {
 	var before map[Key]Server
 	for range serversTries {
 		now, err := v.read()
 		if err != nil {
-			return nil, fmt.Errorf("reading the virtual servers of IPVS: %w", err)
+			return nil, fmt.Errorf("read the virtual servers of IPVS: %w", err)
 		}
 		if before != nil && maps.Equal(before, now) {
 			return now, nil
 		}
 		before = now
 	}
-	return nil, fmt.Errorf("reading the virtual servers of IPVS: they were others each of %d times", serversTries)
+	return nil, fmt.Errorf("read the virtual servers of IPVS: they were different each of %d times", serversTries)
 }
 
 func (v *virtualServers) read() (map[Key]Server, error) {
@@ -216,15 +209,15 @@ func (v *virtualServers) Reals(k Key) (map[netip.AddrPort]Real, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading the real servers of %s: %w", k, err)
+		return nil, fmt.Errorf("read the real servers of %s: %w", k, err)
 	}
 	reals := make(map[netip.AddrPort]Real, len(list))
 	for _, d := range list {
 		addr, ok := netip.AddrFromSlice(d.Address)
 		if !ok {
-			return nil, fmt.Errorf("reading the real servers of %s: one has no address", k)
+			return nil, fmt.Errorf("read the real servers of %s: one has no address", k)
 		}
-		// The library reads of a weight the lower 16 bits alone.
+		// The library reads only the lower 16 bits of a weight.
 		reals[netip.AddrPortFrom(addr, d.Port)] = Real{
 			Weight: d.Weight, Active: d.ActiveConnections, Inactive: d.InactiveConnections,
 			Forwarding: d.ConnectionFlags & moby.ConnectionFlagFwdMask,
@@ -236,16 +229,16 @@ func (v *virtualServers) Reals(k Key) (map[netip.AddrPort]Real, error) {
 // AddServer implements Kernel.
 func (v *virtualServers) AddServer(k Key, s Server) error {
 	err := v.do(func(h *moby.Handle) error { return h.NewService(v.service(k, s)) })
-	return v.serverError("adding", k, s, err)
+	return v.serverError("add", k, s, err)
 }
 
 // ChangeServer implements Kernel.
 func (v *virtualServers) ChangeServer(k Key, s Server) error {
 	err := v.do(func(h *moby.Handle) error { return h.UpdateService(v.service(k, s)) })
-	return v.serverError("changing", k, s, err)
+	return v.serverError("change", k, s, err)
 }
 
-// serverError says what the kernel means: it looks for the scheduler first.
+// serverError explains the kernel's answer. The kernel looks for the scheduler first.
 func (v *virtualServers) serverError(doing string, k Key, s Server, err error) error {
 	switch {
 	case err == nil || errors.Is(err, dataplane.ErrUnsupported):
@@ -253,9 +246,9 @@ func (v *virtualServers) serverError(doing string, k Key, s Server, err error) e
 	case errors.Is(err, unix.ENOENT):
 		return &SchedulerError{Scheduler: s.Scheduler}
 	case errors.Is(err, unix.ESRCH):
-		return fmt.Errorf("%s the virtual server %s: there is none: %w", doing, k, fs.ErrNotExist)
+		return fmt.Errorf("%s the virtual server %s: it is missing: %w", doing, k, fs.ErrNotExist)
 	case errors.Is(err, unix.EAFNOSUPPORT):
-		return &NoIPVSError{fmt.Errorf("%w: the kernel's IPVS knows no %s: use a kernel with CONFIG_IP_VS_IPV6, or choose another mode: %w", dataplane.ErrUnsupported, v.family, err)}
+		return &NoIPVSError{fmt.Errorf("%w: the kernel's IPVS lacks %s: use a kernel with CONFIG_IP_VS_IPV6, or choose another mode: %w", dataplane.ErrUnsupported, v.family, err)}
 	default:
 		return fmt.Errorf("%s the virtual server %s: %w", doing, k, err)
 	}
@@ -265,7 +258,7 @@ func (v *virtualServers) serverError(doing string, k Key, s Server, err error) e
 func (v *virtualServers) DeleteServer(k Key) error {
 	err := v.do(func(h *moby.Handle) error { return h.DelService(v.name(k)) })
 	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("deleting the virtual server %s: %w", k, err)
+		return fmt.Errorf("delete the virtual server %s: %w", k, err)
 	}
 	return nil
 }
@@ -279,19 +272,19 @@ func realServer(real netip.AddrPort, weight int) *moby.Destination {
 // AddReal implements Kernel.
 func (v *virtualServers) AddReal(k Key, real netip.AddrPort, weight int) error {
 	err := v.do(func(h *moby.Handle) error { return h.NewDestination(v.name(k), realServer(real, weight)) })
-	return realError("adding", k, real, err)
+	return realError("add", k, real, err)
 }
 
 // ChangeReal implements Kernel.
 func (v *virtualServers) ChangeReal(k Key, real netip.AddrPort, weight int) error {
 	err := v.do(func(h *moby.Handle) error { return h.UpdateDestination(v.name(k), realServer(real, weight)) })
-	return realError("changing", k, real, err)
+	return realError("change", k, real, err)
 }
 
 // DeleteReal implements Kernel.
 func (v *virtualServers) DeleteReal(k Key, real netip.AddrPort) error {
 	err := v.do(func(h *moby.Handle) error { return h.DelDestination(v.name(k), realServer(real, 0)) })
-	if err = realError("deleting", k, real, err); errors.Is(err, fs.ErrNotExist) {
+	if err = realError("delete", k, real, err); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
@@ -302,7 +295,7 @@ func realError(doing string, k Key, real netip.AddrPort, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ESRCH):
-		return fmt.Errorf("%s the real server %s of %s: there is no such virtual server: %w", doing, real, k, fs.ErrNotExist)
+		return fmt.Errorf("%s the real server %s of %s: the virtual server is missing: %w", doing, real, k, fs.ErrNotExist)
 	default: // ENOENT wraps fs.ErrNotExist, EEXIST wraps fs.ErrExist
 		return fmt.Errorf("%s the real server %s of %s: %w", doing, real, k, err)
 	}
@@ -316,14 +309,14 @@ func (v *virtualServers) Timeouts() (Timeouts, error) {
 		return err
 	})
 	if err != nil {
-		return Timeouts{}, fmt.Errorf("reading the timeouts of IPVS: %w", err)
+		return Timeouts{}, fmt.Errorf("read the timeouts of IPVS: %w", err)
 	}
 	return Timeouts{
 		TCP: uint32(c.TimeoutTCP / time.Second), TCPFin: uint32(c.TimeoutTCPFin / time.Second), UDP: uint32(c.TimeoutUDP / time.Second),
 	}, nil
 }
 
-// SetTimeouts implements Kernel. The kernel leaves alone what is 0.
+// SetTimeouts implements Kernel. The kernel ignores what is 0.
 func (v *virtualServers) SetTimeouts(t Timeouts) error {
 	err := v.do(func(h *moby.Handle) error {
 		return h.SetConfig(&moby.Config{
@@ -332,7 +325,7 @@ func (v *virtualServers) SetTimeouts(t Timeouts) error {
 		})
 	})
 	if err != nil {
-		return fmt.Errorf("setting the timeouts of IPVS: %w", err)
+		return fmt.Errorf("set the timeouts of IPVS: %w", err)
 	}
 	return nil
 }

@@ -4,7 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -13,54 +17,42 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// KernelOptions are what a Kernel is made of.
-type KernelOptions struct {
-	// SysctlFolder is where sysctls are read and written. Empty: /proc/sys.
-	SysctlFolder string
-}
-
-// nodeKernel is the kernel of the network namespace in which it is first used.
-// Its parts open what they need when they are used, and anew after an error.
+// nodeKernel is the kernel of the network namespace in which it is first used. Its parts
+// open sockets when they need them, and again after an error.
 type nodeKernel struct {
 	virtualServers
 	device
 	sets
 	sysctls
 
-	family dataplane.Family
 	mu     sync.Mutex
 	opened bool
 }
 
-// NewKernel returns the node's own kernel, for one IP family. It does nothing yet.
-func NewKernel(family dataplane.Family, o KernelOptions) Kernel {
+// NewKernel returns the node's own kernel, for one IP family. Sysctls are read and written in a
+// directory; empty: /proc/sys. It does nothing yet.
+func NewKernel(family dataplane.Family, sysctlFolder string) Kernel {
 	return &nodeKernel{
-		family:         family,
 		virtualServers: virtualServers{family: family},
 		device:         device{family: familyNumber(family)},
 		sets:           sets{family: familyNumber(family)},
-		sysctls:        sysctls{folder: cmp.Or(o.SysctlFolder, "/proc/sys")},
+		sysctls:        sysctls{folder: cmp.Or(sysctlFolder, "/proc/sys")},
 	}
 }
 
-// Open looks for IPVS, ipset with the types of our sets, and the driver of
-// kube-ipvs0, which makes the kernel load their modules: an agent has neither the
-// program for that nor the permission to. It writes nothing, but removes what a Probe
-// has left that was killed.
+// Open checks for IPVS, ipset with the types of our sets, and the driver of kube-ipvs0. That
+// makes the kernel load their modules, for which an agent has neither the program nor the
+// permission. It writes nothing, but removes what a killed Probe has left.
 func (k *nodeKernel) Open() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.opened {
 		return nil
 	}
-	if err := k.virtualServers.find(); err != nil {
-		return err
-	}
-	if err := k.sets.find(); err != nil {
-		return err
-	}
-	if err := k.device.find(); err != nil {
-		return err
+	for _, find := range []func() error{k.virtualServers.find, k.sets.find, k.device.find} {
+		if err := find(); err != nil {
+			return err
+		}
 	}
 	k.opened = true
 	return nil
@@ -73,27 +65,73 @@ func familyNumber(f dataplane.Family) uint8 {
 	return netlink.FAMILY_V4
 }
 
-// unsupported says what the node lacks, why, and what to do, unless another try may
-// go better. It does not wrap what the kernel answers, which would be taken for the
-// answer about a virtual server.
+// unsupported says what the node lacks, why, and what to do, unless another try may succeed.
+// It does not wrap the kernel's answer, which callers would mistake for the answer about a
+// virtual server.
 func unsupported(lacks, remedy string, err error) error {
 	if isPermission(err) {
-		return fmt.Errorf("%w: the agent may not use %s: run it with the capability NET_ADMIN: %v", dataplane.ErrUnsupported, lacks, err) //nolint:errorlint // see above
+		return fmt.Errorf("%w: the agent is not allowed to use %s: run it with the capability NET_ADMIN: %v", dataplane.ErrUnsupported, lacks, err) //nolint:errorlint // see above
 	}
-	if passes(err) {
-		return fmt.Errorf("asking the kernel for %s: %v", lacks, err) //nolint:errorlint // see above
+	if isTransient(err) {
+		return fmt.Errorf("ask the kernel for %s: %v", lacks, err) //nolint:errorlint // see above
 	}
 	return fmt.Errorf("%w: the kernel has no %s: %s: %v", dataplane.ErrUnsupported, lacks, remedy, err) //nolint:errorlint // see above
 }
 
-// passes reports whether an error tells of the node's state at the moment, and not of
-// what its kernel has.
-func passes(err error) bool {
-	return slices.ContainsFunc([]unix.Errno{
-		unix.EINTR, unix.EAGAIN, unix.EBUSY, unix.ENOMEM, unix.ENOBUFS, unix.ETIME, unix.ETIMEDOUT, unix.ENFILE, unix.EMFILE,
-	}, func(one unix.Errno) bool { return errors.Is(err, one) })
+// isTransient reports whether an error depends on the node's momentary state, not on what its
+// kernel has.
+func isTransient(err error) bool {
+	return isOneOf(err, unix.EINTR, unix.EAGAIN, unix.EBUSY, unix.ENOMEM, unix.ENOBUFS, unix.ETIME, unix.ETIMEDOUT, unix.ENFILE, unix.EMFILE)
 }
 
 func isPermission(err error) bool {
-	return err == unix.EPERM || err == unix.EACCES //nolint:errorlint // as the kernel answers
+	return err == unix.EPERM || err == unix.EACCES //nolint:errorlint // the kernel's own answer
+}
+
+// isAnswer reports whether an error is the kernel's answer to a request, not one of the
+// socket.
+func isAnswer(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrExist) || isOneOf(err,
+		unix.EEXIST, unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.EADDRNOTAVAIL, unix.EINVAL, unix.ERANGE,
+		unix.EPERM, unix.EACCES, unix.ENOMEM, unix.EBUSY, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.ENOSPC)
+}
+
+func isOneOf(err error, list ...unix.Errno) bool {
+	return slices.ContainsFunc(list, func(one unix.Errno) bool { return errors.Is(err, one) })
+}
+
+// sysctls are kernel settings, by their files. Those of IPVS exist once the kernel has IPVS,
+// in each network namespace.
+type sysctls struct{ folder string }
+
+// Sysctl implements Kernel.
+func (s *sysctls) Sysctl(name string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(s.folder, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("the kernel has no sysctl %s: %w", dotted(name), err)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the sysctl %s: %w", dotted(name), err)
+	}
+	return strings.TrimSpace(string(text)), nil
+}
+
+// SetSysctl implements Kernel.
+func (s *sysctls) SetSysctl(name, value string) error {
+	has, err := s.Sysctl(name)
+	if err != nil || has == value {
+		return err
+	}
+	err = os.WriteFile(filepath.Join(s.folder, name), []byte(value), 0) // it exists
+	if err == nil {
+		return nil
+	}
+	remedy := "set it on the node"
+	switch {
+	case errors.Is(err, unix.EROFS):
+		remedy = s.folder + " is read-only for the agent: mount the node's /proc/sys/net into its container and name the directory with --sysctl-folder, as config/agent/daemonset.yaml does, or set the value on the node"
+	case errors.Is(err, fs.ErrPermission):
+		remedy = "it cannot be written in the agent's network namespace: run the agent in that of the host, as root, or set the value there"
+	}
+	return fmt.Errorf("the sysctl %s is %s, not %s: %s: %w", dotted(name), has, value, remedy, err)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// TestUnsupported tells what a node lacks from what goes wrong for a moment.
+// TestUnsupported: what a node lacks is distinguished from a transient error.
 func TestUnsupported(t *testing.T) {
 	for err, lacks := range map[unix.Errno]bool{
 		unix.ENOENT: true, unix.EPROTONOSUPPORT: true, unix.EOPNOTSUPP: true, unix.EINVAL: true, unix.EPERM: true,

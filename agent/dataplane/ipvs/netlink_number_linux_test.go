@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLibraryNumber: the library asks by the number that it is told. No family of
-// this kernel has that one, whether it has IPVS or not, and so it says.
+// TestLibraryNumber: the library uses the number that we set. No family of this kernel has it, with
+// or without IPVS, and the kernel reports that.
 func TestLibraryNumber(t *testing.T) {
-	const nobody = 0x7fff
+	const unused = 0x7fff
 	numberMu.Lock()
 	defer numberMu.Unlock()
 	logrus.SetOutput(io.Discard) // as openIPVS does
@@ -24,7 +24,7 @@ func TestLibraryNumber(t *testing.T) {
 	defer h.Close()
 	former := libraryNumber
 	defer func() { libraryNumber = former }()
-	libraryNumber = nobody
+	libraryNumber = unused
 	defer func() {
 		if recover() != nil {
 			t.Error("the library asks by another number")

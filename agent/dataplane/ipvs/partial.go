@@ -3,7 +3,6 @@ package ipvs
 import (
 	"context"
 	"fmt"
-	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -16,19 +15,18 @@ import (
 // partialPass is an Apply of changed Services alone.
 type partialPass struct {
 	*Dataplane
-	config *config // what to plan by, from now on
+	config *config // of the plans
 	plans  map[dataplane.ServiceName]*servicePlan
-	// delta is how many more the plans need of anything than what is held of the
-	// same Services.
+	// delta is what the plans need more than the actual plans of the same Services.
 	delta needs
 	diff  diff
-	// contest is what came of the plans where several Services ask for the same.
+	// contest has the plans after conflicts are resolved.
 	contest *resolved
 }
 
 // newPartial plans some Services. The error wraps engine.ErrFull if that takes a full pass.
 func (d *Dataplane) newPartial(r *dataplane.Ruleset, names []dataplane.ServiceName, all bool) (*partialPass, error) {
-	p := &partialPass{Dataplane: d, config: d.held.config, plans: map[dataplane.ServiceName]*servicePlan{}, delta: newNeeds()}
+	p := &partialPass{Dataplane: d, config: d.actual.config, plans: map[dataplane.ServiceName]*servicePlan{}, delta: newNeeds()}
 	if all {
 		p.config = d.next
 	}
@@ -47,9 +45,9 @@ func (d *Dataplane) newPartial(r *dataplane.Ruleset, names []dataplane.ServiceNa
 	return p, nil
 }
 
-// lookForScheduler looks for a scheduler that no Service has asked for yet. That
-// the kernel lacks it changes how Services that ask for it are planned.
-func (p *partialPass) lookForScheduler(scheduler string) error {
+// probeScheduler probes a new scheduler. If it is missing, that changes the plan of Services
+// that ask for it.
+func (p *partialPass) probeScheduler(scheduler string) error {
 	if err := p.probeNew(scheduler); err != nil {
 		return err
 	}
@@ -61,12 +59,12 @@ func (p *partialPass) lookForScheduler(scheduler string) error {
 	return nil
 }
 
-// plan plans Services, and those that gain or lose virtual servers by that. Known is false if
+// plan plans Services, and those that gain or lose virtual servers thereby. Known is false if
 // that takes a full pass.
 func (p *partialPass) plan(r *dataplane.Ruleset, names map[dataplane.ServiceName]struct{}) (known bool, err error) {
 	for name := range names {
 		if svc := r.Services[name]; svc != nil {
-			if err := p.lookForScheduler(svc.IPVSScheduler); err != nil {
+			if err := p.probeScheduler(svc.IPVSScheduler); err != nil {
 				return false, err
 			}
 		}
@@ -76,29 +74,23 @@ func (p *partialPass) plan(r *dataplane.Ruleset, names map[dataplane.ServiceName
 		return false, nil
 	}
 	p.contest = newResolved(p.config)
-	p.contest.base, p.contest.replaced = p.held, names
-	for _, svc := range slices.SortedFunc(servicesOf(r, names), (*dataplane.Service).ComparePrecedence) {
+	p.contest.base, p.contest.replaced = p.actual, names
+	var services []*dataplane.Service
+	for name := range whole {
+		services = append(services, r.Services[name])
+	}
+	slices.SortFunc(services, (*dataplane.Service).ComparePrecedence)
+	for _, svc := range services {
 		p.contest.plan(svc, whole[svc.Name], p.others)
 	}
 	for name := range names {
-		p.plans[name] = p.contest.services[name] // nil if there is none
+		p.plans[name] = p.contest.services[name] // nil if it has ended
 	}
 	return true, nil
 }
 
-// servicesOf yields the Services of some names that exist.
-func servicesOf(r *dataplane.Ruleset, names map[dataplane.ServiceName]struct{}) iter.Seq[*dataplane.Service] {
-	return func(yield func(*dataplane.Service) bool) {
-		for name := range names {
-			if svc := r.Services[name]; svc != nil && !yield(svc) {
-				return
-			}
-		}
-	}
-}
-
-// addContenders plans Services as if each had all that it asks for, and adds to them those
-// that gain or lose virtual servers by that. It reports false if a full pass has to look.
+// addContenders plans Services as if each had everything that it asks for, and adds those
+// that gain or lose virtual servers thereby. It reports false if that takes a full pass.
 func (p *partialPass) addContenders(r *dataplane.Ruleset, names map[dataplane.ServiceName]struct{}, whole map[dataplane.ServiceName]*servicePlan) bool {
 	open := slices.Collect(maps.Keys(names))
 	moved := map[Key]struct{}{}
@@ -114,14 +106,14 @@ func (p *partialPass) addContenders(r *dataplane.Ruleset, names map[dataplane.Se
 		_, lost := p.conflicts.of[name]
 		for _, s := range serversOf(whole[name]) {
 			if _, barred := p.others.bars(&s); barred && !lost {
-				return false // it may have gone by now
+				return false // it may have been deleted since
 			}
-			held, found := p.held.needs.servers[s.Key]
-			if !found || held.owner == name {
+			actual, found := p.actual.needs.servers[s.Key]
+			if !found || actual.owner == name {
 				continue
 			}
-			if owner := r.Services[held.owner]; owner == nil || svc.ComparePrecedence(owner) < 0 {
-				open = add(names, open, held.owner)
+			if owner := r.Services[actual.owner]; owner == nil || svc.ComparePrecedence(owner) < 0 {
+				open = add(names, open, actual.owner)
 				moves = append(moves, s.Key)
 			}
 		}
@@ -147,16 +139,16 @@ func add(names map[dataplane.ServiceName]struct{}, list []dataplane.ServiceName,
 	return append(list, name)
 }
 
-// free reports whether no other Service that is not planned has the virtual servers that are
-// to come, and no leftover is in their place.
+// free reports whether neither a leftover nor a Service that is not planned has the new
+// virtual servers.
 func (p *partialPass) free() bool {
 	for name, plan := range p.plans {
 		for _, s := range serversOf(plan) {
 			if _, left := p.left[s.Key]; left {
 				return false
 			}
-			if held, found := p.held.needs.servers[s.Key]; found && held.owner != name {
-				if _, planned := p.plans[held.owner]; !planned {
+			if actual, found := p.actual.needs.servers[s.Key]; found && actual.owner != name {
+				if _, planned := p.plans[actual.owner]; !planned {
 					return false
 				}
 			}
@@ -165,18 +157,18 @@ func (p *partialPass) free() bool {
 	return true
 }
 
-// moved are the virtual servers of a Service that others ask for as well, but for those that
-// it goes on to ask for by the same claim, and to accept there what it did: then nothing
-// changes for the others.
+// moved returns the virtual servers of a Service that others ask for too, except those for
+// which nothing changes for the others: it still asks for them with the same precedence, and
+// acceptEarly decides the same.
 func (p *partialPass) moved(name dataplane.ServiceName, plan *servicePlan, svc *dataplane.Service) []Key {
-	held := p.held.services[name]
+	actual := p.actual.services[name]
 	var contested []Key
-	for _, s := range serversOf(held) {
+	for _, s := range serversOf(actual) {
 		if len(p.conflicts.losers[s.Key]) > 0 {
 			contested = append(contested, s.Key)
 		}
 	}
-	if len(contested) == 0 || svc == nil || svc.Precedence.Compare(held.precedence) != 0 {
+	if len(contested) == 0 || svc == nil || svc.Precedence.Compare(actual.precedence) != 0 {
 		return contested
 	}
 	asks := map[Key]struct{}{}
@@ -185,34 +177,21 @@ func (p *partialPass) moved(name dataplane.ServiceName, plan *servicePlan, svc *
 	}
 	return slices.DeleteFunc(contested, func(k Key) bool {
 		_, still := asks[k]
-		return still && p.config.acceptsLocal(held, k) == p.config.acceptsLocal(plan, k)
+		return still && p.config.acceptsLocal(actual, k) == p.config.acceptsLocal(plan, k)
 	})
 }
 
-// acceptsLocal reports what acceptEarly goes by.
-func (c *config) acceptsLocal(plan *servicePlan, k Key) bool {
-	_, found := slices.BinarySearchFunc(plan.entries, setEntry{c.set(setLoadBalancerLocal), keyEntry(k)}, setEntry.compare)
-	return found
-}
-
-func serversOf(p *servicePlan) []plannedServer {
-	if p == nil {
-		return nil
-	}
-	return p.servers
-}
-
-// compare compares the plans to what is held of the same Services.
+// compare compares the plans to the actual ones of the same Services.
 func (p *partialPass) compare() {
 	for name, plan := range p.plans {
 		p.delta.add(name, plan)
-		p.delta.subtract(p.held.services[name])
+		p.delta.count(p.actual.services[name], -1)
 	}
-	held := &p.held.needs
-	p.diff.bind, p.diff.unbind = changes(held.bound, p.delta.bound)
+	actual := &p.actual.needs
+	p.diff.bind, p.diff.unbind = changes(actual.bound, p.delta.bound)
 	sortedAddrs(p.diff.bind)
 	sortedAddrs(p.diff.unbind)
-	p.diff.add, p.diff.remove = changes(held.entries, p.delta.entries)
+	p.diff.add, p.diff.remove = changes(actual.entries, p.delta.entries)
 	slices.SortFunc(p.diff.add, setEntry.compare)
 	slices.SortFunc(p.diff.remove, setEntry.compare)
 	for _, k := range slices.SortedFunc(maps.Keys(p.delta.servers), Key.Compare) {
@@ -221,7 +200,7 @@ func (p *partialPass) compare() {
 		}
 	}
 	for name := range p.plans {
-		for _, s := range serversOf(p.held.services[name]) {
+		for _, s := range serversOf(p.actual.services[name]) {
 			if _, desired := p.delta.servers[s.Key]; !desired {
 				p.diff.extra = append(p.diff.extra, s.Key)
 			}
@@ -230,21 +209,21 @@ func (p *partialPass) compare() {
 	slices.SortFunc(p.diff.extra, Key.Compare)
 }
 
-// compareServer compares one virtual server to what is held of it.
+// compareServer compares one virtual server to the actual one.
 func (p *partialPass) compareServer(want ownedServer) serverDiff {
 	out := serverDiff{ownedServer: want}
-	held, found := p.held.needs.servers[want.Key]
+	actual, found := p.actual.needs.servers[want.Key]
 	if !found {
 		out.missing, out.add = true, want.reals
 		return out
 	}
-	out.have = held.Server
-	out.differs = held.Server != want.Server
-	if slices.Equal(held.reals, want.reals) {
+	out.have = actual.Server
+	out.differs = actual.Server != want.Server
+	if slices.Equal(actual.reals, want.reals) {
 		return out
 	}
 	for _, real := range want.reals {
-		if _, has := slices.BinarySearchFunc(held.reals, real, netip.AddrPort.Compare); has {
+		if _, has := slices.BinarySearchFunc(actual.reals, real, netip.AddrPort.Compare); has {
 			continue
 		}
 		if p.draining.has(want.Key, real) {
@@ -253,7 +232,7 @@ func (p *partialPass) compareServer(want ownedServer) serverDiff {
 			out.add = append(out.add, real)
 		}
 	}
-	for _, real := range held.reals {
+	for _, real := range actual.reals {
 		if _, has := slices.BinarySearchFunc(want.reals, real, netip.AddrPort.Compare); !has {
 			out.drop = append(out.drop, real)
 		}
@@ -261,10 +240,10 @@ func (p *partialPass) compareServer(want ownedServer) serverDiff {
 	return out
 }
 
-// changes are what will be needed and was not, and the other way round.
-func changes[K comparable](held, delta map[K]int) (added, removed []K) {
+// changes returns what is needed now and was not, and the reverse.
+func changes[K comparable](actual, delta map[K]int) (added, removed []K) {
 	for k, n := range delta {
-		switch before := held[k]; {
+		switch before := actual[k]; {
 		case before == 0 && n > 0:
 			added = append(added, k)
 		case before > 0 && before+n == 0:
@@ -274,14 +253,14 @@ func changes[K comparable](held, delta map[K]int) (added, removed []K) {
 	return added, removed
 }
 
-// run writes what has changed: first what new virtual servers depend on, last
-// what only those have that end. An address is bound while its rules are there, and
-// from when its virtual servers are: else what is sent to it would come to the node's
-// own servers. It returns the number of Services that have changed.
+// run writes what has changed: first what new virtual servers depend on, last it removes what
+// only deleted ones needed. An address is only bound while its rules and virtual servers
+// exist, or the node's own servers would get its packets. It returns the number of changed
+// Services.
 func (p *partialPass) run(ctx context.Context) (int, error) {
 	w := &writer{Dataplane: p.Dataplane, ctx: ctx, diff: &p.diff, changed: map[dataplane.ServiceName]struct{}{}}
 	sets := p.setChanges()
-	union, after, grows, shrinks := p.rulesFor()
+	union, after, grows, shrinks := p.fixedRules()
 	steps := []func() error{
 		func() error { return w.makeServers(p.isBound) },
 		func() error { return w.writeSets(sets.early) },
@@ -306,24 +285,24 @@ func (p *partialPass) run(ctx context.Context) (int, error) {
 	p.watched.change(p.diff.bind, p.diff.unbind, w.come-len(p.diff.extra))
 	switch {
 	case shrinks:
-		p.fixed.count(after)
+		p.fixed = after
 	case grows:
-		p.fixed.count(union)
+		p.fixed = union
 	}
 	return len(w.changed), nil
 }
 
 // commit notes that the kernel has the plans.
 func (p *partialPass) commit() {
-	p.held.config = p.config
+	p.actual.config = p.config
 	for name, plan := range p.plans {
-		p.held.set(name, plan)
+		p.actual.set(name, plan)
 		p.note(name, plan)
 		p.conflicts.set(name, p.contest.conflicts.of[name])
 	}
 }
 
-// note keeps what is to be told about a Service.
+// note sets the notes about a Service.
 func (d *Dataplane) note(name dataplane.ServiceName, p *servicePlan) {
 	if p == nil || len(p.notes) == 0 {
 		delete(d.notes, name)
@@ -332,38 +311,35 @@ func (d *Dataplane) note(name dataplane.ServiceName, p *servicePlan) {
 	d.notes[name] = p.notes
 }
 
-// setChanges are the changes of ipsets.
+// setChanges returns the changes of ipsets.
 func (p *partialPass) setChanges() orderedSets {
 	return p.config.orderChanges(&p.diff,
-		func(e setEntry) bool { return p.held.needs.entries[e] > 0 },
-		func(e setEntry) bool { return p.held.needs.entries[e]+p.delta.entries[e] > 0 },
+		func(e setEntry) bool { return p.actual.needs.entries[e] > 0 },
+		func(e setEntry) bool { return p.actual.needs.entries[e]+p.delta.entries[e] > 0 },
 		p.isBound)
 }
 
 // isBound reports whether an address is on kube-ipvs0.
-func (p *partialPass) isBound(a netip.Addr) bool { return p.held.needs.bound[a] > 0 }
+func (p *partialPass) isBound(a netip.Addr) bool { return p.actual.needs.bound[a] > 0 }
 
-// rulesFor are the chains and jumps for both what is held and what will be, and
-// for the latter alone; and whether the kernel lacks any of the former, and has
-// more than the latter.
-func (p *partialPass) rulesFor() (union, after iptables.Fixed, grows, shrinks bool) {
-	usedUnion, usedAfter := maps.Clone(p.held.needs.used), maps.Clone(p.held.needs.used) // one per ipset
+// fixedRules returns the fixed rules for the actual and the new state together, and for the
+// new one alone; and whether the kernel lacks any of the former, and has more than the latter.
+func (p *partialPass) fixedRules() (union, after iptables.Fixed, grows, shrinks bool) {
+	usedUnion, usedAfter := maps.Clone(p.actual.needs.used), maps.Clone(p.actual.needs.used) // one per ipset
 	for _, e := range p.diff.add {
 		usedUnion[e.set]++
 		usedAfter[e.set]++
-		grows = grows || p.held.needs.used[e.set] == 0
+		grows = grows || p.actual.needs.used[e.set] == 0
 	}
 	for _, e := range p.diff.remove {
-		if decrement(usedAfter, e.set) {
-			shrinks = true
-		}
+		shrinks = tally(usedAfter, e.set, -1) || shrinks
 	}
-	added, removed := changes(p.held.needs.out, p.delta.out)
+	added, removed := changes(p.actual.needs.out, p.delta.out)
 	grows, shrinks = grows || len(added) > 0, shrinks || len(removed) > 0
 	if !grows && !shrinks {
 		return union, after, false, false
 	}
-	outUnion, outAfter := maps.Clone(p.held.needs.out), maps.Clone(p.held.needs.out)
+	outUnion, outAfter := maps.Clone(p.actual.needs.out), maps.Clone(p.actual.needs.out)
 	for _, r := range added {
 		outUnion[r], outAfter[r] = 1, 1
 	}
@@ -371,10 +347,10 @@ func (p *partialPass) rulesFor() (union, after iptables.Fixed, grows, shrinks bo
 		delete(outAfter, r)
 	}
 	if grows {
-		union = p.held.rulesFor(usedUnion, outUnion)
+		union = p.actual.config.rules(usedUnion, outUnion)
 	}
 	if shrinks {
-		after = p.held.rulesFor(usedAfter, outAfter)
+		after = p.actual.config.rules(usedAfter, outAfter)
 	}
 	return union, after, grows, shrinks
 }

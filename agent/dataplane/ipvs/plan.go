@@ -9,21 +9,18 @@ import (
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// servicePlan is what one Service needs in the kernel. Addresses and entries may
-// be needed by several Services; in one plan each entry stands once, and each
-// virtual server.
+// servicePlan is what one Service needs in the kernel. Several Services may need the
+// same address or entry. In one plan each entry and each virtual server is unique.
 type servicePlan struct {
 	servers []plannedServer
-	// entries are of ipsets, KUBE-IPVS-IPS among them; sorted.
+	// entries are those of ipsets, including KUBE-IPVS-IPS; sorted.
 	entries []setEntry
 	// outRules are for KUBE-IPVS-OUT-FILTER.
 	outRules []outRule
-	// notes say, human-readable, what is not as the Service asks.
-	notes []string
-	// precedence is that of the Service.
+	// notes are the differences from what the Service asks for, human-readable.
+	notes      []string
 	precedence dataplane.Precedence
 }
 
@@ -31,9 +28,9 @@ type servicePlan struct {
 type plannedServer struct {
 	Key Key
 	Server
-	// reals are its real servers, sorted; each has weight 1.
+	// reals are its real servers, sorted, each with weight 1.
 	reals []netip.AddrPort
-	// bind: its address is to be on kube-ipvs0.
+	// bind: its address must be on kube-ipvs0.
 	bind bool
 }
 
@@ -50,8 +47,7 @@ func (e setEntry) compare(o setEntry) int {
 // outRule is a rule of KUBE-IPVS-OUT-FILTER, without "-A" and the chain.
 type outRule string
 
-// planService plans all ports of a Service but for virtual servers that it cannot
-// have.
+// planService plans all ports of a Service, without the barred virtual servers.
 func (c *config) planService(s *dataplane.Service, barred map[Key]struct{}) servicePlan {
 	p := &planner{config: c, svc: s, barred: barred, others: c.ofOthers(s)}
 	p.server, p.out.precedence = p.serverOf(), s.Precedence
@@ -66,7 +62,7 @@ func (c *config) planService(s *dataplane.Service, barred map[Key]struct{}) serv
 	return p.out
 }
 
-// enter adds entries to those of the plan, in order and each once.
+// enter adds entries, and makes all entries sorted and unique.
 func (p *servicePlan) enter(more ...setEntry) {
 	p.entries = append(p.entries, more...)
 	slices.SortFunc(p.entries, setEntry.compare)
@@ -79,12 +75,12 @@ type planner struct {
 	svc    *dataplane.Service
 	barred map[Key]struct{}
 	others map[netip.Addr]struct{} // see ofOthers
-	server Server                  // that all its virtual servers are
+	server Server                  // the same for all its virtual servers
 	served dataplane.Once[Key]
 	out    servicePlan
 }
 
-// serverOf says how the Service's virtual servers pick a real server.
+// serverOf returns how the Service's virtual servers select a real server.
 func (p *planner) serverOf() Server {
 	out := Server{Scheduler: p.scheduler}
 	if own := p.svc.IPVSScheduler; own != "" {
@@ -95,7 +91,7 @@ func (p *planner) serverOf() Server {
 			out.Scheduler = own
 		}
 	}
-	if out.Scheduler == schedulerMaglev {
+	if out.Scheduler == "mh" {
 		out.Flags |= FlagSourcePort
 	}
 	if p.svc.AffinitySeconds > 0 {
@@ -113,34 +109,33 @@ func (p *planner) planPort(port *dataplane.Port) {
 	for d := range p.svc.DestinationsOf(port) {
 		k := Key{d.Address, d.Number, port.Protocol}
 		_, barred := p.barred[k]
+		_, other := p.others[k.Addr]
 		switch {
 		case d.Kind == dataplane.NodePort:
-			p.planNodePort(port)
+			p.planNodePort(d)
 		case barred:
 		case d.Kind == dataplane.ClusterIP:
 			p.enter(setClusterIP, keyEntry(k))
-			p.serve(port, k, policyOf(d.Local, localInside), true)
-		case p.ofOther(d.Address):
+			p.serve(d, k, true)
+		case other:
 		case d.Kind == dataplane.ExternalIP:
-			p.enter(p.byPolicy(setExternalIP, setExternalIPLocal), keyEntry(k))
-			p.serve(port, k, p.external(), !p.onNode(d.Address))
+			set := setExternalIP
+			if d.Local {
+				set = setExternalIPLocal
+			}
+			p.enter(set, keyEntry(k))
+			p.serve(d, k, !p.onNode(k.Addr))
 		case d.Kind == dataplane.LoadBalancerIP:
-			p.planLoadBalancer(port, k)
+			p.planLoadBalancer(d, k)
 		}
 	}
 }
 
-// ofOther reports whether an address of the Service is left to another Node.
-func (p *planner) ofOther(a netip.Addr) bool {
-	_, left := p.others[a]
-	return left
-}
-
-// noteOthers names the addresses of the Service that are other Nodes'.
+// noteOthers names the addresses of the Service that belong to other Nodes.
 func (p *planner) noteOthers() {
 	var texts []string
 	for _, ip := range p.svc.NodeAddresses {
-		if p.ofOther(ip) {
+		if _, other := p.others[ip]; other {
 			texts = append(texts, ip.String())
 		}
 	}
@@ -151,31 +146,23 @@ func (p *planner) noteOthers() {
 	if len(texts) > named {
 		texts = append(texts[:named:named], fmt.Sprintf("%d more", len(texts)-named))
 	}
-	p.out.notes = append(p.out.notes, fmt.Sprintf("addresses of other Nodes are left to these (%s), because mode IPVS would cut this node off from them; run the node in mode IPTables, or take them out of the Service",
+	p.out.notes = append(p.out.notes, fmt.Sprintf("addresses of other Nodes are not served here (%s), because mode IPVS would cut this node off from them; run the node in mode IPTables, or remove them from the Service",
 		strings.Join(texts, ", ")))
 }
 
-// byPolicy returns one of two by the external traffic policy.
-func (p *planner) byPolicy(cluster, local string) string {
-	if p.svc.ExternalLocal {
-		return local
-	}
-	return cluster
-}
-
-func (p *planner) planLoadBalancer(port *dataplane.Port, k Key) {
+func (p *planner) planLoadBalancer(d dataplane.Destination, k Key) {
 	p.enter(setLoadBalancer, keyEntry(k))
-	if p.svc.ExternalLocal {
+	if d.Local {
 		p.enter(setLoadBalancerLocal, keyEntry(k))
 	}
 	if len(p.svc.SourceRanges) > 0 {
 		p.restrict(k)
 	}
-	p.serve(port, k, p.external(), !p.onNode(k.Addr))
+	p.serve(d, k, !p.onNode(k.Addr))
 }
 
-// restrict lets source ranges alone use a load-balancer address. The node's own
-// processes have that address as source.
+// restrict limits a load-balancer address to the source ranges. The node's own processes
+// have that address as source.
 func (p *planner) restrict(k Key) {
 	p.enter(setLoadBalancerFW, keyEntry(k))
 	nodeInside := false
@@ -192,88 +179,60 @@ func (p *planner) restrict(k Key) {
 	p.out.outRules = append(p.out.outRules, outRuleFor(k))
 }
 
-// outRuleFor keeps the node's own processes from a load-balancer address.
+// outRuleFor blocks a load-balancer address for the node's own processes.
 func outRuleFor(k Key) outRule {
 	return outRule("-s " + k.Addr.String() + " -m ipvs --vaddr " + k.Addr.String() +
 		" --vproto " + protocolName(k.Protocol) + " --vport " + strconv.Itoa(int(k.Port)) + " -j DROP")
 }
 
-// planNodePort plans a virtual server on every address that NodePorts answer on.
-func (p *planner) planNodePort(port *dataplane.Port) {
-	if len(p.nodePortIPs) == 0 {
-		return
-	}
-	all, local := setNodePortTCP, setNodePortLocalTCP
-	switch port.Protocol {
-	case v1alpha1.ProtocolUDP:
-		all, local = setNodePortUDP, setNodePortLocalUDP
-	case v1alpha1.ProtocolSCTP:
-		all, local = setNodePortSCTP, setNodePortLocalSCTP
-	}
+// planNodePort plans a virtual server on every address on which NodePorts answer.
+func (p *planner) planNodePort(d dataplane.Destination) {
+	i := slices.IndexFunc(nodePortSets, func(s nodePortSet) bool { return s.protocol == d.Port.Protocol })
+	sets := nodePortSets[max(i, 0)]
 	for _, ip := range p.nodePortIPs {
-		k := Key{ip, port.NodePort, port.Protocol}
+		k := Key{ip, d.Number, d.Port.Protocol}
 		if _, barred := p.barred[k]; barred {
 			continue
 		}
-		entry := portEntry(port.NodePort)
-		if port.Protocol == v1alpha1.ProtocolSCTP {
+		entry := portEntry(d.Number)
+		if sets.directions == destination {
 			entry = keyEntry(k)
 		}
-		p.enter(all, entry)
-		if p.svc.ExternalLocal {
-			p.enter(local, entry)
+		p.enter(sets.all, entry)
+		if d.Local {
+			p.enter(sets.local, entry)
 		}
-		p.serve(port, k, p.external(), false)
+		p.serve(d, k, false)
 	}
 }
 
-// policy is the traffic policy of a virtual server.
-type policy int
-
-const (
-	cluster      policy = iota
-	localInside         // Local, for a cluster IP
-	localOutside        // Local, for addresses from outside
-)
-
-// policyOf returns a policy Local, or the other one.
-func policyOf(isLocal bool, local policy) policy {
-	if isLocal {
-		return local
-	}
-	return cluster
-}
-
-// external is the Service's external traffic policy.
-func (p *planner) external() policy { return policyOf(p.svc.ExternalLocal, localOutside) }
-
-// serve plans a virtual server. Where the Service has one address as several
-// things, the first decides, as by iptables.
-func (p *planner) serve(port *dataplane.Port, k Key, by policy, bind bool) {
+// serve plans a virtual server. If the Service has an address as several kinds, the first
+// one decides, as in mode IPTables.
+func (p *planner) serve(d dataplane.Destination, k Key, bind bool) {
 	if !p.served.First(k) {
 		return
 	}
-	reals := port.Cluster
-	if by != cluster {
-		reals = port.Local
+	reals := d.Port.Cluster
+	if d.Local {
+		reals = d.Port.Local
 		switch {
-		case len(reals) > 0 || !port.Available:
-		case by == localOutside && len(port.Cluster) > 0:
-			// Local pods and the node reach the cluster's by these addresses too.
-			reals = port.Cluster
+		case len(reals) > 0 || !d.Port.Available:
+		case d.Kind != dataplane.ClusterIP && len(d.Port.Cluster) > 0:
+			// Local pods and the node reach the cluster's endpoints by these addresses too.
+			reals = d.Port.Cluster
 			p.enter(setNoLocal, keyEntry(k))
 		default:
 			p.enter(setNoLocalAll, keyEntry(k))
 		}
 	}
 	if bind {
-		p.enter(setBound, addressEntry(k.Addr))
+		p.enter(setBound, Entry(k.Addr.String()))
 	}
 	p.out.servers = append(p.out.servers, plannedServer{Key: k, Server: p.server, reals: sortedReals(reals), bind: bind})
 }
 
-// sortedReals orders endpoints as the kernel's real servers are compared. Lists
-// that are in order already, as most are, are not copied.
+// sortedReals sorts endpoints by address and port. Sorted lists, which most are, are not
+// copied.
 func sortedReals(list []netip.AddrPort) []netip.AddrPort {
 	if slices.IsSortedFunc(list, netip.AddrPort.Compare) {
 		return list

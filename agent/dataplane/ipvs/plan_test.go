@@ -39,7 +39,7 @@ func testConfig(t testing.TB, family dataplane.Family, change func(*v1alpha1.Pro
 	if family == dataplane.IPv6 {
 		n.Addresses = addrs("2001:db8::2")
 	}
-	c, err := newConfig(family, n, facts{missing: missing, addresses: addrs("192.168.1.2", "192.168.0.2", "127.0.0.1", "::1", "2001:db8::2", "fe80::1")})
+	c, err := newConfig(family, n, addrs("192.168.1.2", "192.168.0.2", "127.0.0.1", "::1", "2001:db8::2", "fe80::1"), missing)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,8 +62,8 @@ func serverTexts(list []plannedServer) []string {
 	return out
 }
 
-// TestScheduler: a Service's scheduler holds for its virtual servers where the
-// kernel has it, else the node's, and people are told.
+// TestScheduler: a Service's virtual servers have its scheduler if the kernel does, else the node's,
+// with a note.
 func TestScheduler(t *testing.T) {
 	for _, c := range []struct {
 		name, own, missing, want string
@@ -87,7 +87,7 @@ func TestScheduler(t *testing.T) {
 	}
 }
 
-// TestNodeAddresses: which of the node's addresses have what role.
+// TestNodeAddresses: the roles of the node's addresses.
 func TestNodeAddresses(t *testing.T) {
 	mode := func(m v1alpha1.NodePortAddressMode, cidrs ...string) func(*v1alpha1.ProxySettings) {
 		return func(s *v1alpha1.ProxySettings) { *s.NodePorts.AddressMode, s.NodePorts.CIDRs = m, cidrs }
@@ -121,7 +121,7 @@ func TestNodeAddresses(t *testing.T) {
 	}
 }
 
-// TestOnce: what a Service needs twice stands in its plan once.
+// TestOnce: what a Service needs twice is in its plan once.
 func TestOnce(t *testing.T) {
 	config := testConfig(t, dataplane.IPv4, nil)
 	port := dataplane.Port{
@@ -160,15 +160,15 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// TestSetNames: IPv6 has names of its own, cut where the kernel cuts them.
+// TestSetNames: IPv6 has its own names, within the kernel's limit.
 func TestSetNames(t *testing.T) {
 	names := map[SetName]bool{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		for _, s := range testConfig(t, family, nil).sets() {
-			if len(s.Name) > maxSetName || names[s.Name] {
-				t.Errorf("%s is too long, or there twice", s.Name)
+		for _, name := range SetNames(family) {
+			if len(name) > maxSetName || names[name] {
+				t.Errorf("%s is too long, or there twice", name)
 			}
-			names[s.Name] = true
+			names[name] = true
 		}
 	}
 	for _, name := range []SetName{
@@ -180,7 +180,7 @@ func TestSetNames(t *testing.T) {
 	}
 }
 
-// TestRanges: how a set of networks takes source ranges.
+// TestRanges: source ranges as entries of a set of networks.
 func TestRanges(t *testing.T) {
 	k4 := Key{netip.MustParseAddr("1.2.3.4"), 80, v1alpha1.ProtocolTCP}
 	k6 := Key{netip.MustParseAddr("fd00::1"), 53, v1alpha1.ProtocolUDP}
@@ -207,12 +207,12 @@ func TestRules(t *testing.T) {
 	config := testConfig(t, dataplane.IPv4, func(s *v1alpha1.ProxySettings) {
 		s.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: []string{"10.0.0.0/8"}}
 	})
-	all := map[SetName]bool{}
-	for _, s := range config.sets() {
-		all[s.Name] = true
+	all := map[SetName]int{}
+	for _, name := range SetNames(config.family) {
+		all[name] = 1
 	}
 	var got strings.Builder
-	for _, c := range config.rules(all, []outRule{"-s 2.2.2.2 -j DROP", "-s 1.1.1.1 -j DROP", "-s 2.2.2.2 -j DROP"}).Chains {
+	for _, c := range config.rules(all, map[outRule]int{"-s 2.2.2.2 -j DROP": 2, "-s 1.1.1.1 -j DROP": 1}).Chains {
 		for _, r := range c.Rules {
 			got.WriteString(c.Table + " " + c.Name + " " + r + "\n")
 		}
@@ -274,14 +274,14 @@ filter KUBE-IPVS-OUT-FILTER -s 1.1.1.1 -j DROP
 filter KUBE-IPVS-OUT-FILTER -s 2.2.2.2 -j DROP
 `
 
-// TestAddressesOfOtherNodes: bound to kube-ipvs0, another Node's address would be this node's.
+// TestAddressesOfOtherNodes: they are not bound, or they would be local.
 func TestAddressesOfOtherNodes(t *testing.T) {
 	for _, c := range []struct {
 		name, address string
 		ofNode        bool
 		want          []string
 	}{
-		{"of nobody", "198.51.100.20", false, []string{"10.0.0.1,tcp:80 rr bound []", "198.51.100.20,tcp:80 rr bound []"}},
+		{"of no Node", "198.51.100.20", false, []string{"10.0.0.1,tcp:80 rr bound []", "198.51.100.20,tcp:80 rr bound []"}},
 		{"of another Node", "192.168.0.3", true, []string{"10.0.0.1,tcp:80 rr bound []"}},
 		{"of this Node, on an interface", "192.168.1.2", true, []string{"10.0.0.1,tcp:80 rr bound []", "192.168.1.2,tcp:80 rr []"}},
 		{"of this Node, on no interface", "203.0.113.2", true, []string{"10.0.0.1,tcp:80 rr bound []", "203.0.113.2,tcp:80 rr bound []"}},

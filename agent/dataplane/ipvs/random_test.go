@@ -17,7 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// draw draws what worlds are made of.
+// draw draws the parts of worlds.
 type draw struct{ *rand.Rand }
 
 func (d draw) chance(percent int) bool { return d.IntN(100) < percent }
@@ -102,7 +102,7 @@ func (d draw) change(b *bench) {
 	}
 }
 
-// fresh is what an empty kernel comes to hold by one full pass.
+// fresh returns the state of an empty kernel after one full pass.
 func (b *bench) fresh() string {
 	b.Helper()
 	addresses, err := b.kernel.Addresses()
@@ -118,8 +118,8 @@ func (b *bench) fresh() string {
 	return other.state()
 }
 
-// TestChangesEndAsFullPass: whatever changes in whatever order, the kernel comes to
-// hold what a full pass over an empty one makes.
+// TestChangesEndAsFullPass: after any changes in any order, the kernel state is that of a full pass
+// over an empty kernel.
 func TestChangesEndAsFullPass(t *testing.T) {
 	for seed := range uint64(60) {
 		d := draw{rand.New(rand.NewPCG(seed, 1))}
@@ -167,7 +167,7 @@ func (b *bench) servers() map[ipvs.Key][]netip.AddrPort {
 	return out
 }
 
-// between compares what is served in the middle of an Apply to before and after.
+// between compares what is served during an Apply to before and after.
 func between(before, now, after map[ipvs.Key][]netip.AddrPort) string {
 	for k, was := range before {
 		will, stays := after[k]
@@ -197,9 +197,8 @@ func between(before, now, after map[ipvs.Key][]netip.AddrPort) string {
 	return ""
 }
 
-// TestStoppedAtEveryCall: an agent that is stopped, or fails, at any call to the
-// kernel leaves every Service served as before or as desired, and the next one makes
-// it right.
+// TestStoppedAtEveryCall: an agent that stops or fails at any kernel call leaves every Service
+// served as before or as desired, and the next one repairs it.
 func TestStoppedAtEveryCall(t *testing.T) {
 	for seed := range uint64(12) {
 		for _, once := range []bool{false, true} { // fail once, or be dead from then on
@@ -234,14 +233,14 @@ func stopAt(t *testing.T, seed uint64, at int, once bool) (stopped bool) {
 		}
 		return nil
 	}
-	b.kernel.Refuse = func(ipvsmodel.Call) error { return fail() }
+	b.kernel.Reject = func(ipvsmodel.Call) error { return fail() }
 	b.rules.before = fail
 	_, err := b.try()
-	b.kernel.Refuse, b.rules.before = nil, nil
+	b.kernel.Reject, b.rules.before = nil, nil
 	now := b.servers()
 	dead := stopped && !once
 	if err == nil && !dead {
-		b.r.Full = b.r.Full || stopped // a Service may be refused until the next full pass
+		b.r.Full = b.r.Full || stopped // a Service may be rejected until the next full pass
 	}
 	if dead {
 		b.restart()
@@ -258,8 +257,7 @@ func stopAt(t *testing.T, seed uint64, at int, once bool) (stopped bool) {
 	return stopped
 }
 
-// TestDrainsEndAsFullPass: the same with connections that come and go, and keep
-// real servers for a while that are not desired.
+// TestDrainsEndAsFullPass: the same with connections, for which undesired real servers drain.
 func TestDrainsEndAsFullPass(t *testing.T) {
 	drained := 0
 	for seed := range uint64(25) {
@@ -294,7 +292,7 @@ func TestDrainsEndAsFullPass(t *testing.T) {
 	}
 }
 
-// weightless are real servers that drain, in what state prints.
+// weightless matches draining real servers in the output of state.
 var weightless = regexp.MustCompile(` [0-9.]+:[0-9]+=0`)
 
 // connect lets connections of some real servers begin and end.

@@ -13,20 +13,16 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// Retire implements dataplane.Retirer. New connections do not come to virtual
-// servers any more, because the rules of the other mode meet their packets first;
-// those that are held go on by IPVS alone. So virtual servers with connections
-// stay, with their addresses and the rules, until those have ended, or for
-// drainBound since this was first called. It tells by the kernel's state what there
-// is, as after a restart, or after kube-proxy.
+// Retire implements dataplane.Retirer. The rules of the other mode meet packets first, so
+// virtual servers get no new connections; existing ones depend on IPVS alone. So virtual
+// servers with connections stay, with their addresses and the rules, until these end, or
+// for drainBound since the first call. What there is, it finds in the kernel, as after a
+// restart or after kube-proxy.
 func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, error) {
 	d.watched.pause()
 	d.forget()
-	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil {
-		return "", nil //nolint:nilerr // then there is nothing of it
-	}
-	if !d.present() {
-		return "", nil
+	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil || !d.present() {
+		return "", nil //nolint:nilerr // then the kernel has nothing of the mode
 	}
 	switch err := d.kernel.Open(); {
 	case errors.Is(err, dataplane.ErrUnsupported):
@@ -39,44 +35,37 @@ func (d *Dataplane) Retire(ctx context.Context, r *dataplane.Ruleset) (string, e
 		return "", err
 	}
 	d.exclude = exclude
-	addresses, err := d.kernel.Addresses()
+	e, err := d.observeAny()
 	if err != nil {
 		return "", err
 	}
-	p := &retirement{Dataplane: d, ctx: ctx, config: d.anyConfig(addresses)}
-	if p.state, err = d.read(p.config); err != nil {
-		return "", err
-	}
+	p := &retirement{Dataplane: d, evidence: e, ctx: ctx}
 	p.source = p.sourceOf(&r.Node)
 	if d.retireUntil.IsZero() {
 		d.retireUntil = d.clock.Now().Add(drainBound)
 	}
-	if err := p.look(); err != nil {
-		return "", err
-	}
-	if err := p.quiesce(); err != nil {
-		return "", err
-	}
-	if err := p.release(); err != nil {
-		return "", err
+	for _, step := range []func() error{p.look, p.quiesce, p.release} {
+		if err := step(); err != nil {
+			return "", err
+		}
 	}
 	if len(p.stay) == 0 {
-		// Those in excluded ranges stay known: nothing else says any more that they
-		// are ours, and the mode may come back.
+		// Those in excluded ranges stay known: nothing else identifies them as ours any
+		// more, and the mode may come back.
 		maps.DeleteFunc(d.known, func(k Key, _ dataplane.ServiceName) bool { return !p.config.excluded(k.Addr) })
 		clear(d.denied)
 		d.retireUntil = time.Time{} // another proxy may leave connections again
 		return "", p.rest()
 	}
-	return fmt.Sprintf("%d connections by %d virtual servers, such as %s, are waited for until %s",
+	return fmt.Sprintf("%d connections of %d virtual servers, such as %s, may continue until %s",
 		p.connections, len(p.stay), slices.MinFunc(p.stay, Key.Compare), d.retireUntil.UTC().Format(time.RFC3339)), nil
 }
 
-// present reports whether the kernel may have something of this mode. Unlike
-// Kernel.Open this has no module be loaded: most nodes never run the mode.
+// present reports whether the kernel may have something of this mode. Unlike Kernel.Open it
+// loads no module: most nodes never run the mode.
 func (d *Dataplane) present() bool {
 	if _, err := d.kernel.Sysctl("net/ipv4/vs/expire_nodest_conn"); !errors.Is(err, fs.ErrNotExist) {
-		return true // the module is there, or it cannot be told
+		return true // the module is there, or it is unknown
 	}
 	_, exists, err := d.kernel.Bound()
 	return exists || err != nil
@@ -85,35 +74,29 @@ func (d *Dataplane) present() bool {
 // retirement is one call of Retire.
 type retirement struct {
 	*Dataplane
-	ctx    context.Context //nolint:containedctx // it lives for one call
-	config *config
-	state  *snapshot
-	// ours are the virtual servers of the mode, and stay those of them with
-	// connections that are waited for.
-	ours, stay  []Key
+	*evidence
+	ctx context.Context //nolint:containedctx // it lives for one call
+	// own are the virtual servers of the mode, and stay those of them with connections.
+	own, stay   []Key
 	connections int
-	// source is what the node's own connections are to have as their source; invalid
-	// if it has no address of the family.
+	// source becomes the source of the node's own connections; invalid if it has no address
+	// of the family.
 	source netip.Addr
 }
 
-// look looks which virtual servers of ours have connections that are waited for.
+// look finds our virtual servers, and those with connections.
 func (p *retirement) look() error {
 	over := !p.clock.Now().Before(p.retireUntil)
-	evidence, err := p.evidence(p.config, p.state)
-	if err != nil {
-		return err
-	}
 	for _, k := range slices.SortedFunc(maps.Keys(p.state.servers), Key.Compare) {
-		if !evidence.ours(k) {
+		if !p.ours(k) {
 			continue
 		}
-		p.ours = append(p.ours, k)
+		p.own = append(p.own, k)
 		if over {
 			continue
 		}
 		if err := p.ctx.Err(); err != nil {
-			return fmt.Errorf("look at virtual servers: %w", err)
+			return fmt.Errorf("check virtual servers for connections: %w", err)
 		}
 		reals, err := p.kernel.Reals(k)
 		if err != nil {
@@ -121,7 +104,7 @@ func (p *retirement) look() error {
 		}
 		n := 0
 		for _, r := range reals {
-			n += r.Active + r.Inactive
+			n += r.connections()
 		}
 		if n > 0 {
 			p.stay, p.connections = append(p.stay, k), p.connections+n
@@ -130,11 +113,11 @@ func (p *retirement) look() error {
 	return nil
 }
 
-// quiesce lets virtual servers with source ranges take no new connections. What the
-// other mode does not translate, because it comes from elsewhere, would come to
-// them, and rules here know a process of the node by a source that is about to go.
+// quiesce ends new connections to virtual servers with source ranges. They would get
+// packets that the other mode does not translate because of their source, and our rules
+// identify the node's processes by a source that is about to be removed.
 func (p *retirement) quiesce() error {
-	for _, k := range p.ours {
+	for _, k := range p.own {
 		if !p.state.has(p.config.set(setLoadBalancerFW), keyEntry(k)) {
 			continue
 		}
@@ -154,10 +137,10 @@ func (p *retirement) quiesce() error {
 	return nil
 }
 
-// release takes the addresses off the device, then deletes the virtual servers.
-// Those on an address that connections need stay as well: what they did not refuse
-// any more would come to the node's own servers.
-func (p *retirement) release() error {
+// release removes addresses from the device, then deletes the virtual servers. All those on
+// an address that connections need stay: without them, the node's own servers would get
+// the packets that they reject.
+func (p *retirement) release() (err error) {
 	var needed []netip.Addr
 	for _, k := range p.stay {
 		if !p.config.onNode(k.Addr) {
@@ -166,52 +149,47 @@ func (p *retirement) release() error {
 	}
 	needed = sortedAddrs(needed)
 	for _, a := range slices.SortedFunc(maps.Keys(p.state.bound), netip.Addr.Compare) {
-		if err := p.takeOff(a, slices.Contains(needed, a)); err != nil {
+		switch {
+		case !slices.Contains(needed, a):
+			err = p.kernel.Unbind(a)
+		case p.source.IsValid():
+			// It stays local, but not as the source of new connections of the node: these
+			// belong to the other mode, and would end when the address is removed.
+			p.yields = true
+			err = p.kernel.Yield(a, p.source)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	if err := p.reclaim(needed); err != nil {
 		return err
 	}
-	for _, k := range p.ours {
+	for _, k := range p.own {
 		if slices.Contains(needed, k.Addr) || slices.Contains(p.stay, k) || p.config.excluded(k.Addr) {
 			continue
 		}
 		if err := p.kernel.DeleteServer(k); err != nil {
 			return err
 		}
-		delete(p.known, k)
+		delete(p.Dataplane.known, k)
 	}
 	return nil
 }
 
-// takeOff takes an address off the device. Connections that are held may need it
-// on. New ones of the node itself must not get it as their source then: they are
-// the other mode's, and would end with it.
-func (p *retirement) takeOff(a netip.Addr, needed bool) error {
-	if !needed {
-		return p.kernel.Unbind(a)
-	}
-	if !p.source.IsValid() {
-		return nil
-	}
-	p.yields = true
-	return p.kernel.Yield(a, p.source)
-}
-
-// reclaim ends the yielding of addresses but for some.
-func (d *Dataplane) reclaim(but []netip.Addr) error {
+// reclaim undoes Kernel.Yield for all addresses except some.
+func (d *Dataplane) reclaim(except []netip.Addr) error {
 	if !d.yields {
 		return nil
 	}
-	if err := d.kernel.Reclaim(but); err != nil {
+	if err := d.kernel.Reclaim(except); err != nil {
 		return err
 	}
-	d.yields = len(but) > 0
+	d.yields = len(except) > 0
 	return nil
 }
 
-// sourceOf is the address that the node's own connections are to have.
+// sourceOf returns the address for the node's own connections.
 func (p *retirement) sourceOf(n *dataplane.Node) netip.Addr {
 	for _, a := range slices.Concat(n.Addresses, p.config.addresses) {
 		if p.config.onNode(a) && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
@@ -221,11 +199,13 @@ func (p *retirement) sourceOf(n *dataplane.Node) netip.Addr {
 	return netip.Addr{}
 }
 
-// rest removes the device, the rules that kept the node's own servers from being
-// reached by its addresses, and the ipsets that they ask.
+// rest removes the device, the rules that protected the node's own servers, and the ipsets
+// that these use.
 func (p *retirement) rest() error {
-	if err := p.removeDevice(p.state); err != nil {
-		return err
+	if p.state.device {
+		if err := p.removeDevice(); err != nil {
+			return err
+		}
 	}
 	if err := p.rules.Retire(p.ctx); err != nil {
 		return err
@@ -234,4 +214,86 @@ func (p *retirement) rest() error {
 		return nil
 	}
 	return p.kernel.DeleteSets(slices.Sorted(maps.Keys(p.state.sets)))
+}
+
+// Cleanup removes our virtual servers, the rules, the device and the ipsets of the family.
+// It identifies our virtual servers by the kernel's state, as after a restart. Others stay,
+// and those in ranges that the settings, or o, exclude. Without IPVS there is only the rest
+// to remove.
+func (d *Dataplane) Cleanup(ctx context.Context, o dataplane.CleanupOptions) error {
+	if o.Exclude != nil {
+		d.exclude = ofFamily(d.family, o.Exclude)
+	}
+	d.watched.pause()
+	d.forget()
+	if !d.present() {
+		return d.rules.Cleanup(ctx)
+	}
+	if missing := d.kernel.Open(); missing != nil {
+		return errors.Join(d.rules.Cleanup(ctx), d.cleanWithout(missing))
+	}
+	e, err := d.observeAny()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, k := range slices.SortedFunc(maps.Keys(e.state.servers), Key.Compare) {
+		if e.ours(k) && !e.config.excluded(k.Addr) {
+			errs = append(errs, d.kernel.DeleteServer(k))
+		}
+	}
+	clear(d.known)
+	clear(d.denied)
+	if err := errors.Join(errs...); err != nil {
+		return err // the rest identifies them as ours
+	}
+	if err := d.rules.Cleanup(ctx); err != nil {
+		return err // they use the ipsets
+	}
+	return errors.Join(d.removeDevice(), d.reclaim(nil), d.kernel.DeleteSets(SetNames(d.family)))
+}
+
+// cleanWithout cleans up a node that lacks something. Without IPVS there may be the device,
+// which was created first. Without ipsets and the device nothing would identify our virtual
+// servers, so all else is an error, and not one that is ignored because the node lacks the
+// mode.
+func (d *Dataplane) cleanWithout(missing error) error {
+	if !errors.Is(missing, dataplane.ErrUnsupported) {
+		return missing
+	}
+	_, exists, err := d.kernel.Bound()
+	_, none := errors.AsType[*NoIPVSError](missing)
+	switch {
+	case err != nil:
+		return err
+	case exists && !none:
+		return fmt.Errorf("clean up mode IPVS: %v", missing) //nolint:errorlint // see above
+	}
+	return d.removeDevice()
+}
+
+// forget forgets the kernel state.
+func (d *Dataplane) forget() {
+	d.actual, d.former, d.conflicts, d.left = nil, nil, conflicts{}, nil
+	d.engine.Rejected, d.engine.Kept = nil, nil
+	d.others = newStrangers()
+	d.warnings = nil
+	clear(d.notes)
+	clear(d.schedulers)
+	d.forgetDrains()
+}
+
+// removeDevice removes the addresses of the family from the device, and deletes that unless
+// the other family uses it.
+func (d *Dataplane) removeDevice() error {
+	bound, exists, err := d.kernel.Bound()
+	if err != nil || !exists {
+		return err
+	}
+	for _, a := range bound {
+		if err := d.kernel.Unbind(a); err != nil {
+			return err
+		}
+	}
+	return d.kernel.DeleteDevice()
 }

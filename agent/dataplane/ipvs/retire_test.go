@@ -15,8 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 )
 
-// TestRetire: after another mode has been applied, what held connections need
-// stays until they have ended.
+// TestRetire: after another mode has been applied, what connections need stays until they end.
 func TestRetire(t *testing.T) {
 	start := func(t *testing.T) *bench {
 		b := newBench(t)
@@ -55,7 +54,7 @@ func TestRetire(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := start(t)
 			again(b)
-			if pending := retire(b); !strings.Contains(pending, "3 connections by 2 virtual servers, such as 10.0.0.3:80/TCP") {
+			if pending := retire(b); !strings.Contains(pending, "3 connections of 2 virtual servers, such as 10.0.0.3:80/TCP") {
 				t.Error(pending)
 			}
 			if got := strings.Join(b.kernel.Keys(), " "); got != "10.0.0.3,tcp:80 192.168.0.2,tcp:30001 5.5.5.5,tcp:80" {
@@ -67,7 +66,7 @@ func TestRetire(t *testing.T) {
 			}
 			again(b)
 			b.connections(tcp("10.0.0.3", 80), "10.180.0.3:80", 0, 0)
-			if pending := retire(b); !strings.Contains(pending, "1 connections by 1 virtual servers") {
+			if pending := retire(b); !strings.Contains(pending, "1 connections of 1 virtual servers") {
 				t.Error(pending)
 			}
 			b.clock.Step(14 * time.Minute)
@@ -93,7 +92,7 @@ func TestRetire(t *testing.T) {
 			again(b)
 			b.clock.Step(time.Hour)
 			b.leave(tcp("192.168.0.2", 30001), "10.180.0.1:80")
-			if pending := retire(b); !strings.Contains(pending, "1 connections by 1 virtual servers") {
+			if pending := retire(b); !strings.Contains(pending, "1 connections of 1 virtual servers") {
 				t.Errorf("of another proxy, later: %q", pending)
 			}
 		})
@@ -125,8 +124,7 @@ func TestRetire(t *testing.T) {
 	})
 }
 
-// TestCleanupWithout: only where nothing of the mode can be there is it passed over
-// that the node lacks something.
+// TestCleanupWithout: what the node lacks is only ignored if it can have nothing of the mode.
 func TestCleanupWithout(t *testing.T) {
 	lacks := func(what string) error { return fmt.Errorf("%w: no %s", dataplane.ErrUnsupported, what) }
 	for name, tt := range map[string]struct {
@@ -146,7 +144,7 @@ func TestCleanupWithout(t *testing.T) {
 				b.set(service(1, "10.180.0.1:80"))
 				b.apply()
 			}
-			b.kernel.Refuse = func(c ipvsmodel.Call) error {
+			b.kernel.Reject = func(c ipvsmodel.Call) error {
 				if c.Method == "Open" {
 					return tt.open
 				}
@@ -167,8 +165,7 @@ func TestCleanupWithout(t *testing.T) {
 	}
 }
 
-// TestExcludedStays: where the mode ends, and where all of it is removed, virtual
-// servers in excluded ranges stay, whoever has made them.
+// TestExcludedStays: Retire and Cleanup leave virtual servers in excluded ranges, ours or not.
 func TestExcludedStays(t *testing.T) {
 	exclude := func(b *bench) { b.r.Node.Settings.IPVS.ExcludeCIDRs = []string{"10.0.0.0/30"} }
 	retire := func(b *bench) error {
@@ -194,8 +191,8 @@ func TestExcludedStays(t *testing.T) {
 			exclude(b)
 			b.set(service(1, "10.180.0.1:80"), service(4, "10.180.0.4:80"))
 			b.apply()
-			foreign := tcp("10.0.0.1", 443) // on an address of ours
-			if err := b.kernel.AddServer(foreign, ipvs.Server{Scheduler: "lc"}); err != nil {
+			unmanaged := tcp("10.0.0.1", 443) // on an address of ours
+			if err := b.kernel.AddServer(unmanaged, ipvs.Server{Scheduler: "lc"}); err != nil {
 				t.Fatal(err)
 			}
 			if err := end(b); err != nil {
@@ -231,8 +228,7 @@ func TestExcludedStays(t *testing.T) {
 	})
 }
 
-// leave makes a virtual server for a NodePort that has a connection, as another
-// proxy leaves it.
+// leave adds a virtual server for a NodePort with a connection, like another proxy.
 func (b *bench) leave(key ipvs.Key, real string) {
 	b.Helper()
 	sets := ipvs.SetChange{Name: "KUBE-NODE-PORT-TCP", Type: ipvs.BitmapPort, Create: true, Add: []ipvs.Entry{ipvs.Entry(strconv.Itoa(int(key.Port)))}}

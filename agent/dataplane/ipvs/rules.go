@@ -1,10 +1,28 @@
 package ipvs
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+)
+
+// Chains of the mode. Like those of the ipsets, the names are kube-proxy's: a node is
+// taken over in place, and tools that know them keep working.
+const (
+	chainServices      = "KUBE-SERVICES"
+	chainPostrouting   = "KUBE-POSTROUTING"
+	chainNodePort      = "KUBE-NODE-PORT" // in both tables
+	chainLoadBalancer  = "KUBE-LOAD-BALANCER"
+	chainMarkMasq      = "KUBE-MARK-MASQ"
+	chainForward       = "KUBE-FORWARD"
+	chainProxyFirewall = "KUBE-PROXY-FIREWALL"
+	chainSourceRanges  = "KUBE-SOURCE-RANGES-FIREWALL"
+	chainIPVSFilter    = "KUBE-IPVS-FILTER"
+	chainIPVSOutFilter = "KUBE-IPVS-OUT-FILTER"
+	tableNAT           = "nat"
+	tableFilter        = "filter"
 )
 
 // Ends of rules.
@@ -26,10 +44,10 @@ const (
 	loopbackIPv6 = "::1/128"
 )
 
-// rules are the chains of the mode and the jumps to them. Used are the ipsets
-// that have entries: most rules that ask an empty one are left out. Out are those
-// that Services need in KUBE-IPVS-OUT-FILTER, in any order.
-func (c *config) rules(used map[SetName]bool, out []outRule) iptables.Fixed {
+// rules returns the chains of the mode and the jumps to them. Most rules that match an
+// ipset are omitted unless it is used, which means that it has entries. Services need
+// the rules of out in KUBE-IPVS-OUT-FILTER.
+func (c *config) rules(used map[SetName]int, out map[outRule]int) iptables.Fixed {
 	w := &ruleWriter{config: c, used: used}
 	w.services()
 	w.nodePorts()
@@ -44,7 +62,7 @@ func (c *config) rules(used map[SetName]bool, out []outRule) iptables.Fixed {
 	w.firewall()
 	w.ipvsFilter()
 	w.chain(tableFilter, chainIPVSOutFilter)
-	for _, r := range slices.Compact(slices.Sorted(slices.Values(out))) {
+	for _, r := range slices.Sorted(maps.Keys(out)) {
 		w.add(string(r))
 	}
 	return iptables.Fixed{Chains: w.chains, Jumps: jumps()}
@@ -53,46 +71,44 @@ func (c *config) rules(used map[SetName]bool, out []outRule) iptables.Fixed {
 // ruleWriter collects chains.
 type ruleWriter struct {
 	*config
-	used   map[SetName]bool
+	used   map[SetName]int
 	chains []iptables.FixedChain
 }
 
-// chain begins a chain.
+// chain starts a chain.
 func (w *ruleWriter) chain(table, name string, rules ...string) {
 	w.chains = append(w.chains, iptables.FixedChain{Table: table, Name: name, Rules: rules})
 }
 
-// add appends rules to the chain that was begun last.
+// add appends rules to the chain that was started last.
 func (w *ruleWriter) add(rules ...string) {
 	last := &w.chains[len(w.chains)-1]
 	last.Rules = append(last.Rules, rules...)
 }
 
-// match asks an ipset for what directions name of a packet.
+// match matches packets whose parts, named by directions, are in an ipset.
 func (w *ruleWriter) match(set, directions string) string {
 	return "-m set --match-set " + string(w.set(set)) + " " + directions
 }
 
-// when appends a rule that asks an ipset, if that one has entries. Before and
-// after are its other parts.
+// when appends a rule that matches an ipset, if that has entries. Before and after are
+// the other parts of the rule.
 func (w *ruleWriter) when(set, before, directions, after string) {
-	if w.used[w.set(set)] {
+	if w.used[w.set(set)] > 0 {
 		w.add(before + w.match(set, directions) + after)
 	}
 }
 
-// services is where packets enter the mode: marked if they are to be masqueraded,
-// and accepted before others' rules translate them. Whatever the destination, IPVS
-// sees it afterwards.
+// services is where packets enter the mode. They are marked if they must be masqueraded,
+// and accepted before rules of other programs translate them. Afterwards IPVS sees them.
 func (w *ruleWriter) services() {
 	loopback := loopbackIPv4
 	if w.family == dataplane.IPv6 {
 		loopback = loopbackIPv6
 	}
 	w.chain(tableNAT, chainServices, "-s "+loopback+toReturn)
-	// What the node's own processes send to endpoints on other nodes: the kernel may
-	// have given it the address of the Service as source. Even if that is one of
-	// pods, answers would not come back.
+	// Packets of the node's own processes to endpoints on other nodes may have the
+	// address of the Service as source, and answers to that would not come back.
 	w.when(setNoLocal, "", destination, fromNode+toMarkMasq)
 	w.when(setLoadBalancer, "", destination, " -j "+chainLoadBalancer)
 	switch {
@@ -101,8 +117,8 @@ func (w *ruleWriter) services() {
 	case w.podMatch != "":
 		w.when(setClusterIP, "", destination, " ! "+w.podMatch+toMarkMasq)
 	default:
-		// The node's own processes: the kernel gives their packets the cluster
-		// IP as source as well, because it is a local address.
+		// The kernel gives packets of the node's own processes the cluster IP as
+		// source, because it is a local address.
 		w.when(setClusterIP, "", ownSource, toMarkMasq)
 	}
 	w.when(setExternalIP, "", destination, toMarkMasq)
@@ -115,11 +131,11 @@ func (w *ruleWriter) services() {
 	w.when(setLoadBalancer, "", destination, toAccept)
 }
 
-// nodePorts marks what comes to a NodePort, unless it stays on the node by policy.
+// nodePorts marks packets to a NodePort, unless its policy is Local.
 func (w *ruleWriter) nodePorts() {
 	w.chain(tableNAT, chainNodePort)
 	for _, p := range nodePortSets {
-		before := "-p " + p.protocol + " "
+		before := "-p " + protocolName(p.protocol) + " "
 		w.when(p.local, before, p.directions, toReturn)
 		w.when(p.all, before, p.directions, toMarkMasq)
 	}
@@ -131,7 +147,7 @@ func (w *ruleWriter) loadBalancer() {
 	w.add("-j " + chainMarkMasq)
 }
 
-// firewall drops what source ranges do not allow.
+// firewall drops packets from outside the source ranges.
 func (w *ruleWriter) firewall() {
 	w.chain(tableFilter, chainProxyFirewall)
 	w.when(setLoadBalancerFW, "", destination, " -j "+chainSourceRanges)
@@ -141,19 +157,15 @@ func (w *ruleWriter) firewall() {
 	w.add("-j DROP")
 }
 
-// passingSets are the ipsets that name the destinations on kube-ipvs0 that virtual
-// servers answer on.
-var passingSets = []string{setLoadBalancer, setClusterIP, setExternalIP, setExternalIPLocal}
-
-// ipvsFilter keeps the node's own servers from being reached by the addresses of
-// kube-ipvs0, which are local to it.
+// ipvsFilter blocks access to the node's own servers by the addresses of kube-ipvs0,
+// which are local.
 func (w *ruleWriter) ipvsFilter() {
 	w.chain(tableFilter, chainIPVSFilter)
-	// Before IPVS refuses them with an answer, for want of a real server.
+	// Otherwise IPVS would answer with a rejection, for lack of a real server.
 	w.when(setNoLocalAll, newOnly, destination, toDrop)
-	// Before IPVS forwards them to another node. Without a way to tell pods these
-	// are dropped as well, as by mode IPTables; what the node itself sends does not
-	// pass here.
+	// Otherwise IPVS would forward them to another node. If pods cannot be
+	// distinguished, their packets are dropped too, as in mode IPTables. Packets of the
+	// node itself do not come here.
 	notPods := ""
 	if w.podMatch != "" {
 		notPods = " ! " + w.podMatch
@@ -168,9 +180,8 @@ func (w *ruleWriter) ipvsFilter() {
 	)
 }
 
-// jumps lead from built-in chains to those of the mode. The comments are
-// kube-proxy's: it takes a jump with another comment for another jump, and would
-// add its own.
+// jumps lead from built-in chains to those of the mode. The comments are kube-proxy's,
+// which would add its own jump if it found another comment.
 func jumps() []iptables.Jump {
 	jump := func(table, from, to, comment string) iptables.Jump {
 		return iptables.Jump{Table: table, Chain: from, Rule: `-m comment --comment "` + comment + `" -j ` + to}

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,19 +11,19 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// sysctl is one that the mode needs.
+// sysctl is one that the mode needs, and why.
 type sysctl struct{ name, value, why string }
 
-// sysctls are those that a node needs, by the release of its kernel.
+// sysctls returns those that a node needs, given the release of its kernel.
 func (c *config) sysctls(release string) []sysctl {
 	out := []sysctl{
 		{"net/ipv4/vs/conntrack", "1", "connections are not masqueraded"},
-		{"net/ipv4/vs/expire_nodest_conn", "1", "connections to endpoints that are gone hang"},
-		{"net/ipv4/vs/expire_quiescent_template", "1", "clients with session affinity keep endpoints that are going"},
+		{"net/ipv4/vs/expire_nodest_conn", "1", "connections to deleted endpoints hang"},
+		{"net/ipv4/vs/expire_quiescent_template", "1", "clients with session affinity keep terminating endpoints"},
 		{"net/ipv4/ip_forward", "1", "packets are not forwarded to pods"},
 	}
 	if reuses(release) {
-		out = append(out, sysctl{"net/ipv4/vs/conn_reuse_mode", "0", "new connections from a port that was just used wait for a second"})
+		out = append(out, sysctl{"net/ipv4/vs/conn_reuse_mode", "0", "new connections from a recently used port wait for a second"})
 	}
 	if c.strictARP {
 		const why = "the node answers ARP for addresses of Services"
@@ -31,23 +32,21 @@ func (c *config) sysctls(release string) []sysctl {
 	return out
 }
 
-// reuses reports whether a kernel has conn_reuse_mode, and delays connections by
-// it: from 4.1 until 5.9.
+// reuses reports whether a kernel delays connections by conn_reuse_mode: from 4.1 until 5.9.
 func reuses(release string) bool {
-	var major, minor int
 	numbers := strings.FieldsFunc(release, func(r rune) bool { return r < '0' || r > '9' })
 	if len(numbers) < 2 {
 		return false
 	}
-	major, _ = strconv.Atoi(numbers[0]) // digits alone
-	minor, _ = strconv.Atoi(numbers[1])
+	major, _ := strconv.Atoi(numbers[0]) // digits alone
+	minor, _ := strconv.Atoi(numbers[1])
 	return (major == 4 && minor >= 1) || (major == 5 && minor < 9)
 }
 
-// timeoutsOf is the name under which untunable has the timeouts.
+// timeoutsOf is the name of the timeouts in untunable.
 const timeoutsOf = "timeouts"
 
-// tune sets sysctls and timeouts. It returns, human-readable, what could not be set.
+// tune sets sysctls and timeouts. It returns human-readable warnings.
 func (d *Dataplane) tune(c *config) []string {
 	var warnings []string
 	d.untunable = map[string]struct{}{}
@@ -63,17 +62,15 @@ func (d *Dataplane) tune(c *config) []string {
 		}
 		warnings = append(warnings, fmt.Sprintf("the sysctl %s could not be set to %s, so %s: %v; %s, or set it by hand", dotted(s.name), s.value, s.why, err, what))
 	}
-	if want := c.timeouts; want != (Timeouts{}) {
-		if err := d.setTimeouts(want); err != nil {
-			d.untunable[timeoutsOf] = struct{}{}
-			warnings = append(warnings, fmt.Sprintf("the timeouts of IPVS could not be set: %v; see spec.settings.ipvs", err))
-		}
+	if err := d.setTimeouts(c.timeouts); err != nil {
+		d.untunable[timeoutsOf] = struct{}{}
+		warnings = append(warnings, fmt.Sprintf("the timeouts of IPVS could not be set: %v; see spec.settings.ipvs", err))
 	}
 	return warnings
 }
 
-// untuned are the sysctls and timeouts that are not as they should be. What could not
-// be set, or cannot be read, is none: tune warns of it.
+// untuned returns the sysctls and timeouts that differ, except those that could not be set,
+// of which tune warns, or cannot be read.
 func (d *Dataplane) untuned(c *config) []dataplane.Finding {
 	var out []dataplane.Finding
 	for _, s := range c.sysctls(d.release()) {
@@ -83,21 +80,21 @@ func (d *Dataplane) untuned(c *config) []dataplane.Finding {
 		}
 		out = append(out, dataplane.Finding{
 			Key:  "sysctl " + s.name,
-			Text: fmt.Sprintf("the sysctl %s is %s, and has to be %s: else %s", dotted(s.name), have, s.value, s.why),
+			Text: fmt.Sprintf("the sysctl %s is %s, not %s, so %s", dotted(s.name), have, s.value, s.why),
 		})
 	}
 	have, err := d.kernel.Timeouts()
-	if _, failed := d.untunable[timeoutsOf]; !failed && err == nil && !c.timeouts.keptBy(have) {
+	if _, failed := d.untunable[timeoutsOf]; !failed && err == nil && !c.timeouts.match(have) {
 		out = append(out, dataplane.Finding{
 			Key:  timeoutsOf,
-			Text: fmt.Sprintf("the timeouts of IPVS (TCP, TCP after FIN, UDP, in seconds) are %s, and have to be %s; 0 is any", have, c.timeouts),
+			Text: fmt.Sprintf("the timeouts of IPVS (TCP, TCP after FIN, UDP, in seconds) are %s, not %s; 0 is any", have, c.timeouts),
 		})
 	}
 	return out
 }
 
-// release is that of the kernel; empty where it cannot be told, since what depends on
-// it is an improvement only.
+// release returns that of the kernel; empty if it is unknown, since only an improvement
+// depends on it.
 func (d *Dataplane) release() string {
 	release, err := d.kernel.Sysctl("kernel/osrelease")
 	if err != nil {
@@ -108,20 +105,22 @@ func (d *Dataplane) release() string {
 
 func (t Timeouts) String() string { return fmt.Sprintf("%d %d %d", t.TCP, t.TCPFin, t.UDP) }
 
-// keptBy reports whether the kernel's are these, but for those that are 0.
-func (t Timeouts) keptBy(have Timeouts) bool {
-	same := func(want, have uint32) bool { return want == 0 || want == have }
-	return same(t.TCP, have.TCP) && same(t.TCPFin, have.TCPFin) && same(t.UDP, have.UDP)
+// match reports whether the kernel has these timeouts; 0 matches any.
+func (t Timeouts) match(have Timeouts) bool {
+	return have == Timeouts{cmp.Or(t.TCP, have.TCP), cmp.Or(t.TCPFin, have.TCPFin), cmp.Or(t.UDP, have.UDP)}
 }
 
 // setTimeouts sets those that are not 0, if they differ.
 func (d *Dataplane) setTimeouts(want Timeouts) error {
+	if want == (Timeouts{}) {
+		return nil
+	}
 	have, err := d.kernel.Timeouts()
-	if err != nil || want.keptBy(have) {
+	if err != nil || want.match(have) {
 		return err
 	}
 	return d.kernel.SetTimeouts(want)
 }
 
-// dotted is the name of a sysctl as people write it.
+// dotted returns the usual name of a sysctl.
 func dotted(name string) string { return strings.ReplaceAll(name, "/", ".") }

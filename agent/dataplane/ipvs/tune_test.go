@@ -10,8 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestSysctls: each is set to what the mode needs, and only where the kernel has use
-// for it.
+// TestSysctls: each has the value that the mode needs, and only if the kernel needs it.
 func TestSysctls(t *testing.T) {
 	always := map[string]string{
 		"net/ipv4/vs/conntrack": "1", "net/ipv4/vs/expire_nodest_conn": "1", "net/ipv4/vs/expire_quiescent_template": "1",
@@ -38,12 +37,12 @@ func TestSysctls(t *testing.T) {
 	}
 }
 
-// TestSysctlThatCannotBeSet: what comes of it is said, for each of them.
+// TestSysctlThatCannotBeSet: the warning names the effect of each.
 func TestSysctlThatCannotBeSet(t *testing.T) {
 	for name, what := range map[string]string{
 		"net/ipv4/vs/conntrack":                 "not masqueraded",
-		"net/ipv4/vs/expire_nodest_conn":        "endpoints that are gone hang",
-		"net/ipv4/vs/expire_quiescent_template": "session affinity keep endpoints",
+		"net/ipv4/vs/expire_nodest_conn":        "deleted endpoints hang",
+		"net/ipv4/vs/expire_quiescent_template": "session affinity keep terminating endpoints",
 		"net/ipv4/vs/conn_reuse_mode":           "wait for a second",
 		"net/ipv4/ip_forward":                   "not forwarded",
 		"net/ipv4/conf/all/arp_ignore":          "answers ARP",
@@ -54,7 +53,7 @@ func TestSysctlThatCannotBeSet(t *testing.T) {
 		if err := b.kernel.SetSysctl("kernel/osrelease", "5.4.0"); err != nil {
 			t.Fatal(err)
 		}
-		b.kernel.Refuse = func(c ipvsmodel.Call) error {
+		b.kernel.Reject = func(c ipvsmodel.Call) error {
 			if c.Method == "SetSysctl" && strings.HasPrefix(c.Name, name+"=") {
 				return errBoom
 			}
@@ -67,7 +66,7 @@ func TestSysctlThatCannotBeSet(t *testing.T) {
 	}
 }
 
-// TestSysctlsOfOthers: what another program has changed is found, and put back.
+// TestSysctlsOfOthers: changes by another program are found and reverted.
 func TestSysctlsOfOthers(t *testing.T) {
 	b := newBench(t)
 	*b.r.Node.Settings.IPVS.TCPTimeoutSeconds = 1000
@@ -77,10 +76,10 @@ func TestSysctlsOfOthers(t *testing.T) {
 		what string
 		do   func() error
 	}{
-		{"the sysctl net.ipv4.vs.conntrack is 0, and has to be 1: else connections are not masqueraded", func() error {
+		{"the sysctl net.ipv4.vs.conntrack is 0, not 1, so connections are not masqueraded", func() error {
 			return b.kernel.SetSysctl("net/ipv4/vs/conntrack", "0")
 		}},
-		{"(TCP, TCP after FIN, UDP, in seconds) are 900 120 300, and have to be 1000 0 0", func() error {
+		{"(TCP, TCP after FIN, UDP, in seconds) are 900 120 300, not 1000 0 0", func() error {
 			return b.kernel.SetTimeouts(ipvs.Timeouts{TCP: 900})
 		}},
 	} {
@@ -97,11 +96,11 @@ func TestSysctlsOfOthers(t *testing.T) {
 	}
 }
 
-// TestSysctlThatCannotBeSetIsNoDrift: nobody repairs it again and again.
+// TestSysctlThatCannotBeSetIsNoDrift: it is not repaired again and again.
 func TestSysctlThatCannotBeSetIsNoDrift(t *testing.T) {
 	b := newBench(t)
 	*b.r.Node.Settings.IPVS.UDPTimeoutSeconds = 7
-	b.kernel.Refuse = func(c ipvsmodel.Call) error {
+	b.kernel.Reject = func(c ipvsmodel.Call) error {
 		if c.Method == "SetTimeouts" || c.Method == "SetSysctl" && strings.HasPrefix(c.Name, "net/ipv4/vs/conntrack=") {
 			return errBoom
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,32 +12,31 @@ import (
 )
 
 const (
-	// countPause is the time between looks at the number of virtual servers. IPVS has
-	// no events.
+	// countPause is the time between counts of virtual servers. IPVS has no events.
 	countPause = 5 * time.Second
-	// countShare bounds what the looks cost: the pause is so many times as long as the
-	// look took. It matters for IPv6, see Kernel.Count.
+	// countShare bounds the cost of counting: the pause is so many times as long as the
+	// count. It matters for IPv6, see Kernel.Count.
 	countShare = 100
 )
 
-// watched is the desired state of the kernel, as far as it is watched. It is unknown
-// while one of our own calls changes it.
+// watched is the watched part of the desired state. It is unknown while one of our own calls
+// changes it.
 type watched struct {
 	mu    sync.Mutex // guards everything below
 	known bool
 	bound map[netip.Addr]struct{}
-	// ours counts our virtual servers, all those of others too; -1: not known.
+	// ours counts our virtual servers, all includes those of others; -1: unknown.
 	ours, all int
 }
 
-// pause says that we are about to change what the kernel has.
+// pause is called before we change the kernel.
 func (w *watched) pause() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.known = false
 }
 
-// replace says which addresses should be bound from now on.
+// replace sets the addresses that must be bound.
 func (w *watched) replace(bound iter.Seq[netip.Addr]) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -46,8 +46,8 @@ func (w *watched) replace(bound iter.Seq[netip.Addr]) {
 	}
 }
 
-// change says which addresses should be bound besides, and which no longer, and
-// how many virtual servers more there should be.
+// change adds and removes addresses that must be bound, and adds to the number of virtual
+// servers.
 func (w *watched) change(bound, unbound []netip.Addr, servers int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -62,29 +62,27 @@ func (w *watched) change(bound, unbound []netip.Addr, servers int) {
 	}
 }
 
-// resume says that the kernel has what it should, and how many virtual servers
-// of ours that are.
+// resume is called when the kernel has the desired state, with the number of our virtual
+// servers.
 func (w *watched) resume(servers int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.known, w.ours = true, servers
 }
 
-// recount takes the number of virtual servers for what it should be, after a
-// look.
+// recount sets the number of virtual servers to that in the kernel.
 func (w *watched) recount(k Kernel) {
-	all, counted := k.Count()
-	if again, known := k.Count(); counted && known {
-		all = max(all, again) // one may have missed some
-	} else {
-		all = -1
+	all := -1
+	first, known := k.Count()
+	if again, still := k.Count(); known && still {
+		all = max(first, again) // one may have missed some
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.all = all
 }
 
-// gone tells whether an event is about something of ours that should be there.
+// gone reports whether an event removed something that must be there.
 func (w *watched) gone(e Event) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,30 +96,28 @@ func (w *watched) gone(e Event) bool {
 	return ours
 }
 
-// lacks reports whether a number of virtual servers is less than it was.
+// lacks reports whether there are fewer virtual servers than before.
 func (w *watched) lacks(n int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.known && n < w.all
 }
 
-// counted takes the number of virtual servers. It reports whether there are fewer
-// than there were, and whether some of ours must be among those.
+// counted sets the number of virtual servers. It reports whether there are fewer than before,
+// and whether some of ours must be among the missing ones.
 func (w *watched) counted(n int) (fewer, sure bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.known || w.all < 0 || n >= w.all {
+	if !w.known || n >= w.all {
 		return false, false
 	}
-	// With no virtual servers of others before, it is ours that are missing.
 	sure = n < w.ours || w.ours == w.all
 	w.all = n
 	return true, sure
 }
 
-// Watch implements dataplane.Observer: by what Rules tell, by the events of
-// kube-ipvs0, and by a look at the number of virtual servers from time to time.
-// It begins after the first successful Apply.
+// Watch implements dataplane.Observer: by Rules, by events of kube-ipvs0, and by counting
+// virtual servers. It begins after the first successful Apply.
 func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	select {
 	case <-ctx.Done():
@@ -160,8 +156,7 @@ func (d *Dataplane) watchCount(ctx context.Context, changed func(dataplane.Chang
 	}
 }
 
-// watchDevice tells of addresses that somebody takes off kube-ipvs0, and of its
-// end.
+// watchDevice reports removed addresses of kube-ipvs0, and its deletion.
 func (d *Dataplane) watchDevice(ctx context.Context, changed func(dataplane.Change)) {
 	s := dataplane.Subscription[Event]{
 		Clock: d.clock, Subscribe: d.kernel.Events,
@@ -177,4 +172,47 @@ func (d *Dataplane) watchDevice(ctx context.Context, changed func(dataplane.Chan
 		},
 	}
 	s.Follow(ctx)
+}
+
+// noteAddresses notes the addresses by which the rules are planned.
+func (d *Dataplane) noteAddresses(c *config, n *dataplane.Node) {
+	nodePorts, err := dataplane.NodePortsOf(d.family, n)
+	if err != nil {
+		return // newConfig has read the same
+	}
+	d.nodePorts, d.answering = nodePorts, c.nodePortIPs
+	both := func(c *config) []netip.Addr { return slices.Concat(c.addresses, []netip.Addr{{}}, c.nodePortIPs) }
+	d.addresses.Note(both(c), func(interfaces []netip.Addr) []netip.Addr {
+		now := &config{family: d.family}
+		now.setAddresses(nodePorts, interfaces)
+		return both(now)
+	})
+}
+
+// Follow implements dataplane.Observer: it calls changed when NodePorts must answer on other
+// addresses, when another interface gets or loses an address of a Service, and when a check
+// of draining real servers is due.
+func (d *Dataplane) Follow(ctx context.Context, changed func()) {
+	var wg sync.WaitGroup
+	wg.Go(func() { d.followDrains(ctx, changed) })
+	d.addresses.Follow(ctx, d.clock, d.subscribe, d.kernel.Addresses, changed)
+	wg.Wait()
+}
+
+// subscribe reports changes of the addresses of interfaces other than kube-ipvs0.
+func (d *Dataplane) subscribe(done <-chan struct{}) (<-chan struct{}, error) {
+	events, err := d.kernel.Events(done)
+	if err != nil {
+		return nil, err
+	}
+	out := make(chan struct{})
+	go func() {
+		defer close(out)
+		for e := range events {
+			if !e.Device {
+				out <- struct{}{}
+			}
+		}
+	}()
+	return out, nil
 }

@@ -11,11 +11,11 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// exempts names the ipsets whose entries take a destination out of what another
-// one says of it, with that one: such an entry comes after the virtual server
-// serves accordingly, and goes before.
+// exempts maps ipsets whose entries exempt a destination from another ipset to that one.
+// Such an entry is added after the virtual server has changed, and removed before.
 var exempts = map[string]string{
 	setLoadBalancerLocal: setLoadBalancer,
 	setNodePortLocalTCP:  setNodePortTCP,
@@ -25,28 +25,24 @@ var exempts = map[string]string{
 
 // orderedSets are the changes of ipsets in the order of writing.
 type orderedSets struct {
-	// early come before the changes of virtual servers, late after them: so what
-	// keeps clients from real servers is there as long as these are. Closing
-	// come before virtual servers are deleted: what is about to end is rejected from
-	// then on, else it would come to the node's own servers.
+	// early come before the changes of virtual servers, late after them: entries that
+	// block clients exist as long as the real servers behind them. Closing come before
+	// virtual servers are deleted: from then on their packets are rejected, which the
+	// node's own servers would get otherwise.
 	early, closing, late []SetChange
 }
 
-// orderChanges parts the changes of ipsets. Before and after report whether an
-// entry was and will be desired, bound whether an address is on kube-ipvs0: what
-// says of others which virtual servers are ours goes after them.
+// orderChanges orders the changes of ipsets. Before and after report whether an entry was
+// and will be desired, bound whether an address is on kube-ipvs0. Entries by which virtual
+// servers are identified as ours are removed after these.
 func (c *config) orderChanges(d *diff, before, after func(setEntry) bool, bound func(netip.Addr) bool) orderedSets {
 	base := map[SetName]SetName{}
 	for of, by := range exempts {
 		base[c.set(of)] = c.set(by)
 	}
-	var passing []SetName
-	for _, set := range passingSets {
-		passing = append(passing, c.set(set))
-	}
 	ends := func(e setEntry) bool {
 		k, ok := parseKey(e.entry)
-		if !ok || !slices.Contains(passing, e.set) || !bound(k.Addr) {
+		if !ok || !c.passes(e.set) || !bound(k.Addr) {
 			return false
 		}
 		_, extra := slices.BinarySearchFunc(d.extra, k, Key.Compare)
@@ -70,8 +66,8 @@ func (c *config) orderChanges(d *diff, before, after func(setEntry) bool, bound 
 		}
 		to.at(entry.set).Remove = append(to.at(entry.set).Remove, entry.entry)
 	}
-	for _, def := range d.create {
-		e.at(def.Name).Create = true
+	for _, name := range d.create {
+		e.at(name).Create = true
 	}
 	return orderedSets{e.sorted(c), cl.sorted(c), l.sorted(c)}
 }
@@ -89,19 +85,19 @@ func (s *setChanges) at(name SetName) *SetChange {
 	return s.bySet[name]
 }
 
-// sorted returns the changes in the order of writing: who may use an address is
-// said before that not everybody may, which comes last, and is taken back after
-// that, which comes first then. One list never has both.
+// sorted returns the changes in the order of writing. An address is restricted to source
+// ranges last, after these are added, and this is removed first, before they are removed. One
+// list never has both.
 func (s *setChanges) sorted(c *config) []SetChange {
 	var first, out, last []SetChange
-	for _, def := range c.sets() {
-		change := s.bySet[def.Name]
+	for _, t := range setTypes {
+		change := s.bySet[c.set(t.name)]
 		if change == nil {
 			continue
 		}
-		change.Type = def.Type
+		change.Type = t.kind
 		switch {
-		case def.Name != c.set(setLoadBalancerFW):
+		case t.name != setLoadBalancerFW:
 			out = append(out, *change)
 		case len(change.Remove) > 0:
 			first = append(first, *change)
@@ -119,16 +115,16 @@ type writer struct {
 	diff *diff
 	// changed are the Services of which something was written.
 	changed map[dataplane.ServiceName]struct{}
-	// failed are the Services that the kernel rejects, with the reason. Nil:
-	// the first failure ends it all.
+	// failed are the Services that the kernel rejects, with the reason. Nil: the first
+	// failure ends the writing.
 	failed map[dataplane.ServiceName]string
-	// come is how many virtual servers were made.
+	// come is the number of added virtual servers.
 	come int
 	// stuck are virtual servers that could not be deleted.
 	stuck []string
 }
 
-// bind makes the device and binds addresses.
+// bind creates the device and binds addresses.
 func (w *writer) bind() error {
 	if w.diff.device {
 		if err := w.kernel.CreateDevice(); err != nil {
@@ -143,7 +139,7 @@ func (w *writer) bind() error {
 	return nil
 }
 
-// unbind takes addresses off the device.
+// unbind removes addresses from the device.
 func (w *writer) unbind() error {
 	for _, a := range w.diff.unbind {
 		if err := w.kernel.Unbind(a); err != nil {
@@ -168,23 +164,21 @@ func (w *writer) writeRules(want iptables.Fixed, needed bool) error {
 	return err
 }
 
-// writeServers writes the virtual servers that are missing or differ, with their
-// real servers. What the kernel rejects of a Service ends that Service only.
+// writeServers writes the virtual servers that are missing or differ, with their real
+// servers. A rejection by the kernel fails only the Service.
 func (w *writer) writeServers() error { return w.eachServer(w.writeServer) }
 
-// writeServersToBind makes the virtual servers that are missing on addresses that
-// are not bound yet, without real servers. They refuse what comes once those are,
-// instead of the node's own servers.
+// writeServersToBind adds the missing virtual servers on addresses that are not bound yet,
+// without real servers. Once the addresses are bound, they reject packets that the node's own
+// servers would get otherwise.
 func (w *writer) writeServersToBind() error {
-	coming := make(map[netip.Addr]bool, len(w.diff.bind))
-	for _, a := range w.diff.bind {
-		coming[a] = true
-	}
-	return w.makeServers(func(a netip.Addr) bool { return coming[a] })
+	return w.makeServers(func(a netip.Addr) bool {
+		_, found := slices.BinarySearchFunc(w.diff.bind, a, netip.Addr.Compare)
+		return found
+	})
 }
 
-// makeServers makes the virtual servers that are missing on some addresses, without
-// real servers.
+// makeServers adds the missing virtual servers on some addresses, without real servers.
 func (w *writer) makeServers(on func(netip.Addr) bool) error {
 	return w.eachServer(func(d *serverDiff) error {
 		if !d.missing || !on(d.Key.Addr) {
@@ -194,7 +188,7 @@ func (w *writer) makeServers(on func(netip.Addr) bool) error {
 	})
 }
 
-// eachServer writes of each virtual server that differs what write does.
+// eachServer calls write for each virtual server that differs.
 func (w *writer) eachServer(write func(*serverDiff) error) error {
 	for i := range w.diff.servers {
 		d := &w.diff.servers[i]
@@ -222,7 +216,7 @@ func (w *writer) eachServer(write func(*serverDiff) error) error {
 	return nil
 }
 
-// writeServer writes one. New real servers come before those that go.
+// writeServer writes one. It adds real servers before it removes others.
 func (w *writer) writeServer(d *serverDiff) error {
 	w.known[d.Key] = d.owner
 	switch {
@@ -265,20 +259,20 @@ func (w *writer) addServer(d *serverDiff) error {
 	return nil
 }
 
-// forgetScheduler has a scheduler be looked for again that was there.
+// forgetScheduler makes a missing scheduler be probed again.
 func (d *Dataplane) forgetScheduler(err error) {
 	if missing, ok := errors.AsType[*SchedulerError](err); ok {
 		delete(d.schedulers, missing.Scheduler)
 	}
 }
 
-// giveBack undoes what makes a virtual server look ours that another program has
-// made in the meantime.
+// giveBack undoes what makes a virtual server look like ours that another program has added
+// in the meantime.
 func (w *writer) giveBack(k Key) {
 	delete(w.known, k)
 	w.denied[k] = struct{}{}
 	if slices.Contains(w.diff.bind, k.Addr) {
-		_ = w.kernel.Unbind(k.Addr) // the next full pass does it otherwise
+		_ = w.kernel.Unbind(k.Addr) // otherwise the next full pass does it
 		w.diff.bind = slices.DeleteFunc(w.diff.bind, func(a netip.Addr) bool { return a == k.Addr })
 	}
 	var back setChanges
@@ -293,27 +287,28 @@ func (w *writer) giveBack(k Key) {
 	}
 }
 
-// drop lets real servers go: at once, or once their connections have ended.
+// drop deletes real servers, or lets them drain if they have connections. Only TCP drains:
+// UDP has no end of a connection, and clients of SCTP change their path themselves.
 func (w *writer) drop(k Key, reals []netip.AddrPort) error {
 	if len(reals) == 0 {
 		return nil
 	}
 	var have map[netip.AddrPort]Real
-	if drainsAtAll(k.Protocol) {
+	if k.Protocol == v1alpha1.ProtocolTCP {
 		var err error
 		if have, err = w.kernel.Reals(k); err != nil {
 			return err
 		}
 	}
 	for _, real := range reals {
-		switch part(have[real]) {
-		case partNow:
+		if have[real].connections() == 0 {
 			if err := w.kernel.DeleteReal(k, real); err != nil {
 				return err
 			}
 			w.draining.end(k, real)
 			continue
-		case partLater:
+		}
+		if have[real].Weight != 0 {
 			if err := w.kernel.ChangeReal(k, real, 0); err != nil {
 				return err
 			}
@@ -323,7 +318,7 @@ func (w *writer) drop(k Key, reals []netip.AddrPort) error {
 	return nil
 }
 
-// deleteServers deletes virtual servers that are not desired any more.
+// deleteServers deletes virtual servers that are no longer desired.
 func (w *writer) deleteServers() error {
 	for _, k := range w.diff.extra {
 		if err := w.kernel.DeleteServer(k); err != nil {

@@ -11,17 +11,17 @@ import (
 )
 
 const (
-	// retirePause is the time between checks of what is left of another mode.
+	// retirePause is the time between cleanups of another mode.
 	retirePause = 10 * time.Second
-	// rejectedStay is for how long a mode is not retired because the one that runs rejects
-	// Services: as long as it may stay for connections.
+	// rejectedStay is how long a mode is retained because the running one rejects Services: as
+	// long as it may stay for connections.
 	rejectedStay = 15 * time.Minute
 )
 
-// retire removes what is left of modes that do not run, as far as is allowed,
-// and reports in result what is not. With an error the mode of r has no effect yet.
+// retire cleans up the modes that do not run, as far as allowed, and reports the rest in result.
+// After an error the mode of r has no effect yet.
 func (d *Dataplane) retire(ctx context.Context, running *Plane, r *dataplane.Ruleset, result *dataplane.Result) error {
-	if !r.Prune { // the next Apply that is allowed to remove something is full
+	if !r.Prune { // the next Apply with Prune is full
 		return nil
 	}
 	var pending []string
@@ -32,21 +32,21 @@ func (d *Dataplane) retire(ctx context.Context, running *Plane, r *dataplane.Rul
 			continue
 		}
 		if running.Precedes(&plane.Declaration) && d.staysForRejected(plane, result) {
-			pending = append(pending, fmt.Sprintf("what serves mode %s stays for %s at most, for Services that mode %s rejects", plane.Mode, rejectedStay, r.Mode))
+			pending = append(pending, fmt.Sprintf("cleanup of mode %s is pending for at most %s, because mode %s rejects Services", plane.Mode, rejectedStay, r.Mode))
 			continue
 		}
 		why, err := plane.Retire(ctx, r)
 		switch {
 		case err != nil && plane.Precedes(&running.Declaration):
-			return fmt.Errorf("the rules of mode %s, which come first, could not be removed: %w", plane.Mode, err)
+			return fmt.Errorf("clean up mode %s, which has precedence: %w", plane.Mode, err)
 		case err != nil:
 			again = true
 			if len(result.Warnings) < dataplane.MaxExamples {
-				result.Warnings = append(result.Warnings, fmt.Sprintf("what served mode %s could not be removed: %v; trying again every %s", plane.Mode, err, retirePause))
+				result.Warnings = append(result.Warnings, fmt.Sprintf("cleanup of mode %s failed: %v; retrying every %s", plane.Mode, err, retirePause))
 			}
 		case why != "":
 			again = true
-			pending = append(pending, fmt.Sprintf("what served mode %s goes later: %s", plane.Mode, why))
+			pending = append(pending, fmt.Sprintf("cleanup of mode %s is pending: %s", plane.Mode, why))
 		default:
 			delete(d.due, plane.Mode)
 			d.use(plane.Mode, false)
@@ -56,14 +56,14 @@ func (d *Dataplane) retire(ctx context.Context, running *Plane, r *dataplane.Rul
 	if again {
 		select {
 		case d.again <- struct{}{}:
-		default: // a check is due anyway
+		default: // a check is already due
 		}
 	}
 	return nil
 }
 
-// staysForRejected reports whether a mode stays for Services that the running one rejects. Not
-// after a restart: see Dataplane.
+// staysForRejected reports whether a mode stays for Services that the running one rejects, which
+// it does not after a restart: see Dataplane.
 func (d *Dataplane) staysForRejected(plane *Plane, result *dataplane.Result) bool {
 	if !d.Uses(plane.Mode) || len(result.Rejected) == 0 {
 		delete(d.rejectedSince, plane.Mode)
@@ -76,9 +76,9 @@ func (d *Dataplane) staysForRejected(plane *Plane, result *dataplane.Result) boo
 	return now.Sub(d.rejectedSince[plane.Mode]) < rejectedStay
 }
 
-// Cleanup implements dataplane.Dataplane, for all modes. A mode of which the node
-// can have nothing returns no error. The error wraps dataplane.ErrUnsupported only if all that
-// has failed is that the node lacks what the baseline mode needs.
+// Cleanup implements dataplane.Dataplane, for all modes. A mode of which the node can have nothing
+// returns no error. The error wraps dataplane.ErrUnsupported only if the node lacks what the
+// baseline mode needs and nothing else has failed.
 func (d *Dataplane) Cleanup(ctx context.Context, o dataplane.CleanupOptions) error {
 	d.applied, d.asked = "", ""
 	clear(d.due)

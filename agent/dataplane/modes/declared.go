@@ -10,13 +10,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// declarations are those of all modes, by precedence: the list of modes that there are.
+// declarations are those of all modes, by precedence.
 var declarations = []dataplane.Declaration{iptables.Declaration(), ipvs.Declaration()}
 
-// Declarations describes all modes, by precedence.
+// Declarations returns those of all modes, by precedence.
 func Declarations() []dataplane.Declaration { return slices.Clone(declarations) }
 
-// Of describes a mode. One that does not exist has no properties and comes last.
+// Of returns the Declaration of a mode. An unknown one has no properties and comes last.
 func Of(mode v1alpha1.ProxyMode) dataplane.Declaration {
 	for _, d := range declarations {
 		if d.Mode == mode {
@@ -26,12 +26,12 @@ func Of(mode v1alpha1.ProxyMode) dataplane.Declaration {
 	return dataplane.Declaration{Mode: mode, Precedence: math.MaxInt}
 }
 
-// Baseline is the mode that every node is expected to run.
+// Baseline returns the mode that every node is expected to run.
 func Baseline() v1alpha1.ProxyMode {
 	return declarations[slices.IndexFunc(declarations, func(d dataplane.Declaration) bool { return d.Baseline })].Mode
 }
 
-// Fallbacks are the modes to run, in order, where a node cannot run the one of its settings.
+// Fallbacks returns the modes to run, in order, if a node cannot run the one of its settings.
 func Fallbacks(settings *v1alpha1.ProxySettings) []v1alpha1.ProxyMode {
 	if *settings.Fallback == v1alpha1.FallbackNone {
 		return nil

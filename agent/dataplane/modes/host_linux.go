@@ -2,6 +2,8 @@ package modes
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -9,26 +11,26 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/signs"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership/detection"
 )
 
-// Options are what the data planes of a node are made of. The zero value is for the node that
-// the calling thread is on.
+// Options configure the data planes of a node. The zero value is for the node of the calling
+// thread.
 type Options struct {
 	// Variant of iptables to use. Empty: the one that the node uses.
 	Variant iptables.Variant
-	// ProgramsFolder holds the programs. Empty: they are looked up in PATH.
+	// ProgramsFolder is the directory of the programs. Empty: they are looked up in PATH.
 	ProgramsFolder string
 	// SysctlFolder is where sysctls are read and written. Empty: /proc/sys.
 	SysctlFolder string
-	// Clock times what a mode waits for. Nil: the real one.
+	// Clock times the waiting of modes. Nil: the real one.
 	Clock clock.WithTicker
-	// WrapIPVS, if not nil, stands between mode IPVS and the kernel.
+	// WrapIPVS, if not nil, wraps the kernel of mode IPVS.
 	WrapIPVS func(dataplane.Family, ipvs.Kernel) ipvs.Kernel
 }
 
-// Node has the data planes of a node: one for each IP family, with all modes. They share
-// programs, and know each other's writes.
+// Node has the data planes of a node, one for each IP family, with all modes. They share programs,
+// and know each other's writes.
 type Node struct {
 	Planes map[dataplane.Family]*Dataplane
 
@@ -36,7 +38,7 @@ type Node struct {
 	commits  *iptables.Commits
 }
 
-// NewNode makes the data planes of a node. It touches nothing yet.
+// NewNode returns the data planes of a node. It touches nothing yet.
 func NewNode(o Options) *Node {
 	n := &Node{Planes: map[dataplane.Family]*Dataplane{}, programs: iptables.NewPrograms(o.ProgramsFolder, o.Variant), commits: &iptables.Commits{}}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
@@ -47,15 +49,15 @@ func NewNode(o Options) *Node {
 
 // newFamily joins the modes of one IP family.
 func (n *Node) newFamily(family dataplane.Family, o *Options) *Dataplane {
-	rules := iptables.Options{Programs: n.programs, Commits: n.commits, SysctlFolder: o.SysctlFolder}
-	kernel := ipvs.NewKernel(family, ipvs.KernelOptions{SysctlFolder: o.SysctlFolder})
+	rules := iptables.Options{Modes: Declarations(), Programs: n.programs, Commits: n.commits, SysctlFolder: o.SysctlFolder}
+	kernel := ipvs.NewKernel(family, o.SysctlFolder)
 	if o.WrapIPVS != nil {
 		kernel = o.WrapIPVS(family, kernel)
 	}
 	plane := New(
 		Plane{iptables.Declaration(), iptables.New(family, rules)},
 		Plane{ipvs.Declaration(), ipvs.New(family, ipvs.Options{
-			Kernel: kernel, Rules: iptables.NewKeeper(family, rules), Clock: o.Clock, SysctlFolder: o.SysctlFolder,
+			Kernel: kernel, Rules: iptables.NewFixedRules(ipvs.Declaration(), family, rules), Clock: o.Clock, SysctlFolder: o.SysctlFolder,
 		})},
 	)
 	if o.Clock != nil {
@@ -64,7 +66,7 @@ func (n *Node) newFamily(family dataplane.Family, o *Options) *Dataplane {
 	return plane
 }
 
-// Dataplanes are the data planes by IP family.
+// Dataplanes returns the data planes by IP family.
 func (n *Node) Dataplanes() map[dataplane.Family]dataplane.Dataplane {
 	out := map[dataplane.Family]dataplane.Dataplane{}
 	for family, plane := range n.Planes {
@@ -76,29 +78,24 @@ func (n *Node) Dataplanes() map[dataplane.Family]dataplane.Dataplane {
 // Version returns the version and variant of iptables that the planes use.
 func (n *Node) Version() string { return n.programs.Version() }
 
-// Spotter detects other proxies on the node.
+// Spotter returns the detector of other proxies on the node.
 func (n *Node) Spotter() dataplane.Spotter {
-	return signs.New(signs.Options{
+	return detection.New(detection.Options{
 		Now: time.Now,
 		OwnLink: func(name string) bool {
-			for _, plane := range n.Planes {
-				if plane.ownsLink(name) {
-					return true
-				}
-			}
-			return false
+			return slices.ContainsFunc(slices.Collect(maps.Values(n.Planes)), func(d *Dataplane) bool { return d.ownsLink(name) })
 		},
 		Remove: n.removeCanaries,
 	})
 }
 
-func (n *Node) removeCanaries(ctx context.Context, canaries []signs.Canary) error {
+func (n *Node) removeCanaries(ctx context.Context, canaries []detection.Canary) error {
 	for _, c := range canaries {
 		variant, tables := iptables.NFTables, []string{c.Table}
-		if c.Legacy { // of which one table stands for all
+		if c.Legacy { // reported for one table, but it may be in all
 			variant, tables = iptables.Legacy, []string{"mangle", "nat", "filter"}
 		}
-		if err := n.programs.RemoveChain(ctx, n.commits, c.Family, variant, signs.CanaryChain, tables...); err != nil {
+		if err := n.programs.RemoveChain(ctx, n.commits, c.Family, variant, detection.CanaryChain, tables...); err != nil {
 			return err
 		}
 	}

@@ -1,9 +1,9 @@
-// Package modes lists the modes that there are, and joins their data planes to one for each IP
-// family, which runs the mode that a Ruleset asks for and then cleans up what served the others.
+// Package modes lists the modes, and joins their data planes to one for each IP family, which
+// runs the mode of a Ruleset and then cleans up the others.
 //
-//   - declared.go: which modes there are, and what they fall back to
+//   - declared.go: the modes and their fallbacks
 //   - host_linux.go: the data planes of a node; model.go: those of a model of a node
-//   - modes.go: runs one mode; cleanup.go: cleans up the others; follow.go: follows changes
+//   - modes.go: runs one mode and follows changes; cleanup.go: cleans up the others
 package modes
 
 import (
@@ -27,55 +27,51 @@ type Plane struct {
 	dataplane.Retirer
 }
 
-// Dataplane is the data plane of all modes of one IP family. Which of them ran
-// before it was made is not known: the first Apply takes the kernel over from
-// any of them.
+// Dataplane is the data plane of all modes of one IP family. The first Apply takes over the
+// kernel from any mode, because it is unknown which one ran before.
 //
-// A mode that begins to run reads and compares the whole kernel. What serves only the others is
-// removed after that has succeeded, and only where the Ruleset allows removals: until then
-// connections have something to go by. Packets meet one mode before the other; see
-// Declaration.Precedence. A change to a mode with precedence is complete with its Apply. A
-// change to another one is complete once those that precede it are removed, so if that fails
-// Apply fails, too. Otherwise a failed removal is a warning.
+// A mode that starts reads and compares the whole kernel. Only after it has succeeded, and if the
+// Ruleset allows removals, the other modes are cleaned up: until then connections depend on
+// them. Packets meet one mode before another; see Declaration.Precedence. A change to a mode
+// with precedence is complete with its Apply. A change to another one is complete once those
+// that precede it are removed, so if that fails, Apply fails. Otherwise a failed removal is a
+// warning.
 //
-// Where a new mode cannot be applied, the one that ran goes on: it gets each
-// Ruleset meanwhile, so that Services do not become stale behind a failure, and
-// takes back what both modes use. Apply returns the error all the same. After a
-// restart there is no mode that ran; the kernel stays as it is then, but for
+// If a new mode cannot be applied, the former one continues: it gets each Ruleset meanwhile, so
+// that Services do not become stale, and takes back what both modes use. Apply returns the error
+// nevertheless. After a restart there is no former mode; the kernel stays as it is, apart from
 // what the new mode has written.
 //
-// A Service that a mode rejects is served by what a mode that comes after it has in the kernel, for up to
-// rejectedStay: that mode is not retired before. It is after that, because its rules of all
-// other Services would have to stay, too, and are no longer updated. After a restart there is no such delay:
-// it is not known then whether we have ever served that Service in that mode. What is
-// there may be left of a kube-proxy, and a Service that is rejected for good would
-// keep it there for good. A Service that is rejected by a mode that comes later is not served any more, like
-// one that has just been made: the rules of all others would have to stay with its
-// own, and become stale.
+// If a mode rejects a Service, a former mode of lower precedence serves it for up to
+// rejectedStay: it is not cleaned up earlier. It is not retained for longer, because its rules
+// of all other Services are no longer updated. After a restart there is no such delay: it is
+// unknown whether we have served the Service in that mode. The rules may be a kube-proxy's, and
+// a permanently rejected Service would retain them forever. If the new mode has the lower
+// precedence, a rejected Service is not served any more, like a new one, because the rules of
+// all other Services would have to stay with its own and become stale.
 type Dataplane struct {
 	// Clock times the cleanup of other modes.
 	Clock clock.WithTicker
 
 	planes []Plane // by precedence
-	// applied is the mode that the last successful Apply was for; empty: none, or
-	// another program may have written since.
+	// applied is the mode of the last successful Apply; empty: none, or another program may
+	// have written since.
 	applied v1alpha1.ProxyMode
 	// due are the modes of which something may be left in the kernel.
 	due map[v1alpha1.ProxyMode]struct{}
-	// rejectedSince is since when a mode stays for Services that are rejected.
+	// rejectedSince is since when a mode stays for rejected Services.
 	rejectedSince map[v1alpha1.ProxyMode]time.Time
-	// asked is the mode that the node was found to support, by a call of Supported that
-	// no Apply has followed.
+	// asked is the mode that the node supports, by a call of Supported without a later Apply.
 	asked v1alpha1.ProxyMode
-	// again holds one while something is to be checked after retirePause.
+	// again has an element while a check is due after retirePause.
 	again chan struct{}
 
 	mu sync.Mutex // guards everything below
-	// runs is the mode whose changes are followed; empty: none. Changed is closed
-	// when it changes.
+	// runs is the mode whose changes are followed; empty: none. Changed is closed when it
+	// changes.
 	runs    v1alpha1.ProxyMode
 	changed chan struct{}
-	// used are the modes of which the kernel may have something that we wrote.
+	// used are the modes of which we may have something in the kernel.
 	used map[v1alpha1.ProxyMode]bool
 }
 
@@ -97,7 +93,7 @@ func New(planes ...Plane) *Dataplane {
 	}
 }
 
-// Supported implements dataplane.Dataplane. The Apply that follows does not ask again.
+// Supported implements dataplane.Dataplane. The next Apply does not check again.
 func (d *Dataplane) Supported(ctx context.Context, r *dataplane.Ruleset) error {
 	d.asked = ""
 	plane, err := d.plane(r.Mode)
@@ -119,15 +115,15 @@ func (d *Dataplane) plane(mode v1alpha1.ProxyMode) (*Plane, error) {
 	return nil, fmt.Errorf("%w: mode %q", dataplane.ErrUnsupported, mode)
 }
 
-// Uses reports whether the kernel may have something of a mode that this data
-// plane has written. It may be called from any goroutine.
+// Uses reports whether this data plane may have something of a mode in the kernel. It is safe
+// for concurrent use.
 func (d *Dataplane) Uses(mode v1alpha1.ProxyMode) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.used[mode]
 }
 
-// ownsLink reports whether a network link may be of a mode that this data plane uses.
+// ownsLink reports whether a network link may belong to a mode that this data plane uses.
 func (d *Dataplane) ownsLink(name string) bool {
 	return slices.ContainsFunc(d.planes, func(p Plane) bool { return p.OwnsLink(name) && d.Uses(p.Mode) })
 }
@@ -146,16 +142,16 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	}
 	result, err := d.applyMode(ctx, plane, r)
 	if err != nil {
-		return dataplane.Result{}, d.goOn(ctx, former, plane, r, err)
+		return dataplane.Result{}, d.resume(ctx, former, plane, r, err)
 	}
-	if r.Full { // another program may have put other modes' things there
+	if r.Full { // another program may have added something of other modes
 		for _, p := range d.planes {
 			d.due[p.Mode] = struct{}{}
 		}
 	}
 	delete(d.due, r.Mode)
 	if err := d.retire(ctx, plane, r, &result); err != nil {
-		return dataplane.Result{}, d.goOn(ctx, former, plane, r, err)
+		return dataplane.Result{}, d.resume(ctx, former, plane, r, err)
 	}
 	d.applied = r.Mode
 	for _, p := range d.planes {
@@ -174,13 +170,13 @@ func (d *Dataplane) applyMode(ctx context.Context, plane *Plane, r *dataplane.Ru
 		}
 	}
 	d.use(plane.Mode, true)
-	d.follow(plane.Mode) // before, so that nothing is missed
+	d.follow(plane.Mode) // earlier than Apply, so that nothing is missed
 	return plane.Apply(ctx, r)
 }
 
-// goOn applies r by the mode that ran, if there is another one, because the new one could not be,
-// and returns why.
-func (d *Dataplane) goOn(ctx context.Context, former v1alpha1.ProxyMode, failed *Plane, r *dataplane.Ruleset, why error) error {
+// resume applies r by the former mode, if there is another one, because the new one failed, and
+// returns why.
+func (d *Dataplane) resume(ctx context.Context, former v1alpha1.ProxyMode, failed *Plane, r *dataplane.Ruleset, why error) error {
 	if former == failed.Mode || former == "" {
 		return why
 	}
@@ -188,23 +184,22 @@ func (d *Dataplane) goOn(ctx context.Context, former v1alpha1.ProxyMode, failed 
 	if err != nil {
 		return err
 	}
-	why = fmt.Errorf("mode %s cannot be applied, mode %s goes on: %w", r.Mode, former, why)
-	old := *r // full, since the new mode may have changed what both use
+	why = fmt.Errorf("mode %s cannot be applied, mode %s continues: %w", r.Mode, former, why)
+	old := *r // full, because the new mode may have changed what both use
 	old.Mode = former
 	if _, err := d.applyMode(ctx, plane, &old); err != nil {
 		return errors.Join(why, fmt.Errorf("mode %s: %w", former, err))
 	}
 	if failed.Precedes(&plane.Declaration) && r.Prune {
-		// Packets meet what has been written of it first, and it is not updated.
+		// Packets would meet its rules first, which are not updated.
 		if _, err := failed.Retire(ctx, &old); err != nil {
-			return errors.Join(why, fmt.Errorf("removing what was written of mode %s: %w", r.Mode, err))
+			return errors.Join(why, fmt.Errorf("clean up mode %s: %w", r.Mode, err))
 		}
 	}
 	return why
 }
 
-// Verify implements dataplane.Dataplane. With an audit it is not known from then on what the
-// kernel has.
+// Verify implements dataplane.Dataplane. After an audit the actual state is unknown.
 func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
 	plane, err := d.plane(r.Mode)
 	if err != nil {
@@ -222,4 +217,80 @@ func (d *Dataplane) use(mode v1alpha1.ProxyMode, used bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.used[mode] = used
+}
+
+// follow selects the mode whose changes are followed from now on; empty: none.
+func (d *Dataplane) follow(mode v1alpha1.ProxyMode) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if mode == d.runs {
+		return
+	}
+	d.runs = mode
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+// running returns the plane that runs, nil for none, and a channel that is closed when another
+// one does.
+func (d *Dataplane) running() (dataplane.Dataplane, <-chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	plane, err := d.plane(d.runs)
+	if err != nil {
+		return nil, d.changed
+	}
+	return plane.Retirer, d.changed
+}
+
+// Follow implements dataplane.Observer: by the mode that runs, and while something of another
+// one is left.
+func (d *Dataplane) Follow(ctx context.Context, changed func()) {
+	var wg sync.WaitGroup
+	wg.Go(func() { d.checkAgain(ctx, changed) })
+	d.whileRunning(ctx, func(ctx context.Context, plane dataplane.Observer) { plane.Follow(ctx, changed) })
+	wg.Wait()
+}
+
+// Watch implements dataplane.Observer: by the mode that runs.
+func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
+	d.whileRunning(ctx, func(ctx context.Context, plane dataplane.Observer) { plane.Watch(ctx, changed) })
+}
+
+// whileRunning calls do with the plane that runs, one after the other, until ctx is done. The
+// context of do ends when another plane runs.
+func (d *Dataplane) whileRunning(ctx context.Context, do func(context.Context, dataplane.Observer)) {
+	for ctx.Err() == nil {
+		plane, replaced := d.running()
+		within, cancel := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		if observer, ok := plane.(dataplane.Observer); ok {
+			wg.Go(func() { do(within, observer) })
+		}
+		select {
+		case <-ctx.Done():
+		case <-replaced:
+		}
+		cancel()
+		wg.Wait()
+	}
+}
+
+// checkAgain calls changed retirePause after each Apply that has left something of another mode
+// in the kernel.
+func (d *Dataplane) checkAgain(ctx context.Context, changed func()) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.again:
+		}
+		timer := d.Clock.NewTimer(retirePause)
+		select {
+		case <-ctx.Done():
+		case <-timer.C():
+			changed()
+		}
+		timer.Stop()
+	}
 }

@@ -141,7 +141,7 @@ func TestRestartInTheMiddleOfASwitch(t *testing.T) {
 	n.apply(n.ruleset(servers))
 	n.kernel[servers].Drain("2 connections")
 	result := n.apply(n.ruleset(rules))
-	if want := "what served mode IPVS goes later: 2 connections"; result.Retiring != want || !result.OwnFlows {
+	if want := "cleanup of mode IPVS is pending: 2 connections"; result.Retiring != want || !result.OwnFlows {
 		t.Errorf("retiring %q, want %q; own flows %t", result.Retiring, want, result.OwnFlows)
 	}
 	n.restart()
@@ -161,7 +161,7 @@ func TestNewModeFails(t *testing.T) {
 	n.kernel[servers].Fail(busy)
 	blog := n.set("blog")
 	_, err := n.plane.Apply(t.Context(), n.ruleset(servers, blog))
-	if !errors.Is(err, busy) || !strings.Contains(err.Error(), "mode IPVS cannot be applied, mode IPTables goes on") {
+	if !errors.Is(err, busy) || !strings.Contains(err.Error(), "mode IPVS cannot be applied, mode IPTables continues") {
 		t.Errorf("error %v", err)
 	}
 	n.expect("while the new mode fails", held{rules: "shop/blog shop/cart"})
@@ -236,7 +236,7 @@ func TestRefusedServices(t *testing.T) {
 	n.apply(n.ruleset(rules, slices.Collect(maps.Keys(n.services))...))
 	n.expect("once they are taken", held{rules: "shop/cart"})
 
-	n.kernel[servers].Refuse("shop", "cart", "somebody else's virtual server")
+	n.kernel[servers].Refuse("shop", "cart", "another program's virtual server")
 	n.apply(n.ruleset(servers))
 	n.expect("where nothing could reach the rules", held{})
 }
@@ -265,7 +265,7 @@ func TestRetiringFails(t *testing.T) {
 	busy := errors.New("busy")
 	n.kernel[servers].FailToRetire(busy)
 	result := n.apply(n.ruleset(rules))
-	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "what served mode IPVS could not be removed: busy") {
+	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "cleanup of mode IPVS failed: busy") {
 		t.Errorf("warnings %v", result.Warnings)
 	}
 	n.kernel[servers].FailToRetire(nil)
@@ -275,7 +275,7 @@ func TestRetiringFails(t *testing.T) {
 	n.kernel[rules].FailToRetire(busy)
 	blog := n.set("blog")
 	_, err := n.plane.Apply(t.Context(), n.ruleset(servers, blog))
-	if !errors.Is(err, busy) || !strings.Contains(err.Error(), "mode IPTables goes on") {
+	if !errors.Is(err, busy) || !strings.Contains(err.Error(), "mode IPTables continues") {
 		t.Errorf("error %v", err)
 	}
 	n.expect("while rules come before virtual servers", held{rules: "shop/blog shop/cart", servers: "shop/blog shop/cart"})
@@ -297,7 +297,7 @@ func TestFullPassLooksAgain(t *testing.T) {
 	n.expect("after a full one", held{rules: "shop/cart"})
 }
 
-func TestVerifyAndAuditAskTheModeThatIsWanted(t *testing.T) {
+func TestVerifyAndAuditUseTheDesiredMode(t *testing.T) {
 	n := newNode(t)
 	n.apply(n.ruleset(rules))
 	d, err := n.plane.Verify(t.Context(), n.ruleset(rules), dataplane.VerifyOptions{})

@@ -1,5 +1,5 @@
-// Package nlattr reads and writes the attributes of netlink messages: of conntrack, ipset and
-// nf_tables alike. Sockets and message headers are the netlink library's.
+// Package nlattr reads and writes the attributes of netlink messages of conntrack, ipset and
+// nf_tables. The netlink library provides sockets and message headers.
 package nlattr
 
 import (
@@ -18,9 +18,8 @@ const (
 	typeMask = NetByteOrder - 1
 )
 
-// headerLength is the length of the header of an attribute, and alignment that of its begin.
 const (
-	headerLength = 4
+	headerLength = 4 // of an attribute
 	alignment    = 4
 )
 
@@ -35,7 +34,7 @@ func Append(b []byte, kind uint16, value []byte) []byte {
 	return b
 }
 
-// AppendText appends a string that ends with a zero.
+// AppendText appends a zero-terminated string.
 func AppendText(b []byte, kind uint16, text string) []byte {
 	return Append(b, kind, append([]byte(text), 0))
 }
@@ -51,7 +50,7 @@ func AppendUint32(b []byte, kind uint16, n uint32) []byte {
 }
 
 // Each calls f with type and value of each attribute until f returns false. It returns false
-// if f did, or if b is cut off.
+// if f did, or if b is truncated.
 func Each(b []byte, f func(kind uint16, value []byte) bool) bool {
 	for len(b) >= headerLength {
 		size := int(binary.NativeEndian.Uint16(b))
@@ -63,12 +62,12 @@ func Each(b []byte, f func(kind uint16, value []byte) bool) bool {
 	return true
 }
 
-// All yields the attributes in b, as far as they are whole.
+// All yields the attributes in b up to a truncated one.
 func All(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) { Each(b, yield) }
 }
 
-// Text is a string as an attribute has it.
+// Text returns a zero-terminated string.
 func Text(value []byte) string {
 	text, _, _ := bytes.Cut(value, []byte{0})
 	return string(text)

@@ -1,3 +1,9 @@
+// Package connect connects the programs to the API server: credentials, addresses, failover between
+// several servers, and errors if none responds.
+//
+//   - connect.go: flags and configuration
+//   - servers.go: which server to use, and failover to the next one
+//   - addresses.go: addresses, also in a file
 package connect
 
 import (
@@ -48,7 +54,7 @@ type Options struct {
 	// account.
 	Kubeconfig string
 	// APIServers are addresses to use instead of the one of the credentials.
-	APIServers URLs
+	APIServers []string
 	// APIServersFile is a file with further addresses, which may change.
 	APIServersFile string
 	// FromVariable: APIServers are those of the environment variable. New sets it.
@@ -58,8 +64,16 @@ type Options struct {
 // AddFlags adds the flags to those of a program.
 func (o *Options) AddFlags(flags *flag.FlagSet) {
 	flags.StringVar(&o.Kubeconfig, "kubeconfig", "", "`file` with the API server's address and credentials; default: those of the pod")
-	flags.Var(&o.APIServers, "api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig or the pod's environment; repeat it for several, which are tried in turn. TLS verifies tls-server-name or the host of the kubeconfig, and in a pod "+podServerName+". Do not use the kubernetes Service's address, which nodeproxy itself programs. Default: the environment variable "+APIServersVariable+", whose URLs are separated by spaces or commas")
+	flags.Func("api-server", "`URL` of an API server, such as https://192.0.2.10:6443, instead of the one in the kubeconfig or the pod's environment; repeat it for several, which are tried in turn. TLS verifies tls-server-name or the host of the kubeconfig, and in a pod "+podServerName+". Do not use the kubernetes Service's address, which nodeproxy itself programs. Default: the environment variable "+APIServersVariable+", whose URLs are separated by spaces or commas", o.addServer)
 	flags.StringVar(&o.APIServersFile, "api-servers-file", "", "`file` with URLs of API servers, one per line, as for --api-server. It is read again if it changes. The program starts with a random one, to spread the load. If the file has none, the last known ones are used")
+}
+
+func (o *Options) addServer(text string) error {
+	_, err := parseServer(text)
+	if err == nil {
+		o.APIServers = append(o.APIServers, text)
+	}
+	return err
 }
 
 // complete uses the addresses of the environment variable, unless the flag has some.
@@ -68,7 +82,7 @@ func (o *Options) complete(variable string) error {
 		return nil
 	}
 	for _, text := range strings.FieldsFunc(variable, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
-		if err := o.APIServers.Set(text); err != nil {
+		if err := o.addServer(text); err != nil {
 			return fmt.Errorf("the environment variable %s contains %q: %w; separate several by spaces or commas", APIServersVariable, text, err)
 		}
 		o.FromVariable = true
@@ -76,16 +90,12 @@ func (o *Options) complete(variable string) error {
 	return nil
 }
 
-// overrides reports whether there are addresses besides that of the credentials.
-func (o *Options) overrides() bool { return len(o.APIServers) > 0 || o.APIServersFile != "" }
-
 // Connection is a connection to one of the API servers.
 type Connection struct {
 	config  *rest.Config
 	servers *servers
 	file    *serversFile // nil: there is none
 	clock   clock.Clock
-	log     logr.Logger
 }
 
 // New prepares a connection. The first request shows whether a server responds, which is
@@ -127,7 +137,7 @@ func from(config *rest.Config, o Options, pick func(n int) int, clk clock.Clock,
 	if err != nil {
 		return nil, fmt.Errorf("parse the API server %q of the kubeconfig: %w", config.Host, err)
 	}
-	c := &Connection{config: config, clock: clk, log: log}
+	c := &Connection{config: config, clock: clk}
 	c.servers = &servers{clock: clk, log: log, pick: pick, fallback: serverOf(own), sources: sources(o)}
 	for _, text := range o.APIServers {
 		s, err := parseServer(text)
@@ -139,8 +149,8 @@ func from(config *rest.Config, o Options, pick func(n int) int, clk clock.Clock,
 	if o.APIServersFile != "" {
 		c.file = &serversFile{path: o.APIServersFile, log: log}
 	}
-	c.servers.replace(c.read())
-	if o.overrides() {
+	c.servers.replace(c.file.read())
+	if len(o.APIServers) > 0 || o.APIServersFile != "" {
 		// Certificates often have only the name of the credentials' address.
 		if config.ServerName == "" && !config.Insecure {
 			config.ServerName = own.Hostname()
@@ -151,20 +161,15 @@ func from(config *rest.Config, o Options, pick func(n int) int, clk clock.Clock,
 		config.Host = string(c.servers.order()[0])
 		config.APIPath = ""
 	}
-	c.warnOfService(o)
+	if order := c.servers.order(); o.Kubeconfig == "" && slices.Equal(order, []server{c.servers.fallback}) {
+		log.Info("Using the kubernetes Service to reach the API server, which fails on a node without rules", "apiServer", c.servers.fallback, "whatToDo", c.servers.sources)
+	}
 	probeConnections()
 	config.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}).DialContext
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return &failover{next: next, servers: c.servers, clock: clk}
 	})
 	return c, nil
-}
-
-// warnOfService logs that the connection depends on rules that nodeproxy itself programs.
-func (c *Connection) warnOfService(o Options) {
-	if o.Kubeconfig == "" && slices.Equal(c.servers.order(), []server{c.servers.fallback}) {
-		c.log.Info("Using the kubernetes Service to reach the API server, which fails on a node without rules", "apiServer", c.servers.fallback, "whatToDo", c.servers.sources)
-	}
 }
 
 // sources returns how to correct the addresses.
@@ -215,21 +220,11 @@ func (c *Connection) Run(ctx context.Context) {
 		return
 	}
 	for {
-		timer := c.clock.NewTimer(filePause)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return
-		case <-timer.C():
-			c.servers.replace(c.read())
+		case <-c.clock.After(filePause):
+			c.servers.replace(c.file.read())
 		}
 	}
-}
-
-// read returns the servers of the file; nil: none.
-func (c *Connection) read() []server {
-	if c.file == nil {
-		return nil
-	}
-	return c.file.read()
 }

@@ -84,7 +84,7 @@ func dead(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = listener.Close() }() // only its number was wanted
+	defer func() { _ = listener.Close() }() // only its number is used
 	return "https://" + listener.Addr().String()
 }
 
@@ -168,7 +168,7 @@ func (w *way) answered(one *apiServer, n int32) {
 func TestDeadFirstServer(t *testing.T) {
 	a := newAuthority(t)
 	first, second := dead(t), a.server(t)
-	w := a.open(t, Options{APIServers: URLs{first, second.URL}}, clock.RealClock{})
+	w := a.open(t, Options{APIServers: []string{first, second.URL}}, clock.RealClock{})
 	// The body is sent to the second one too, and the caller notices nothing.
 	if err := w.send(t.Context(), http.MethodPost, strings.NewReader("body")); err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func TestDeadFirstServer(t *testing.T) {
 func TestNextServerWhenTheFirstGoesDown(t *testing.T) {
 	a := newAuthority(t)
 	first, second := a.server(t), a.server(t)
-	w := a.open(t, Options{APIServers: URLs{first.URL, second.URL}}, clock.RealClock{})
+	w := a.open(t, Options{APIServers: []string{first.URL, second.URL}}, clock.RealClock{})
 	if err := w.ask(); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestNoRequestIsSentTwice(t *testing.T) {
 	a := newAuthority(t)
 	first := a.serverAt(t, "127.0.0.1:0", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	second := a.server(t)
-	w := a.open(t, Options{APIServers: URLs{first.URL, second.URL}}, clock.RealClock{})
+	w := a.open(t, Options{APIServers: []string{first.URL, second.URL}}, clock.RealClock{})
 	if err := w.send(t.Context(), http.MethodPost, strings.NewReader("body")); err == nil {
 		t.Error("no error of a request that got no answer")
 	}
@@ -232,7 +232,7 @@ func TestWhoDoesNotAnswerInTime(t *testing.T) {
 	asked := make(chan struct{}, 1)
 	first := a.serverAt(t, "127.0.0.1:0", func(_ http.ResponseWriter, r *http.Request) { asked <- struct{}{}; <-r.Context().Done() })
 	second := a.server(t)
-	w := a.open(t, Options{APIServers: URLs{first.URL, second.URL}}, clock.RealClock{})
+	w := a.open(t, Options{APIServers: []string{first.URL, second.URL}}, clock.RealClock{})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-asked; cancel() }()
 	if err := w.send(ctx, http.MethodGet, http.NoBody); !errors.Is(err, context.Canceled) {
@@ -308,15 +308,15 @@ func TestNameOfTheServer(t *testing.T) {
 		tls  string
 		want bool
 	}{
-		{"kubeconfig", "https://api.example.com:6443", Options{Kubeconfig: "f", APIServers: URLs{up.URL}}, "", true},
-		{"kubeconfig without scheme", "api.example.com:6443", Options{Kubeconfig: "f", APIServers: URLs{up.URL}}, "", true},
-		{"kubeconfig with an address", "https://127.0.0.1:6443", Options{Kubeconfig: "f", APIServers: URLs{up.URL}}, "", true},
-		{"other name, though the address alone would do", "https://other.example.org:6443", Options{Kubeconfig: "f", APIServers: URLs{up.URL}}, "", false},
-		{"other name, but tls-server-name", "https://other.example.org:6443", Options{Kubeconfig: "f", APIServers: URLs{up.URL}}, "api.example.com", true},
-		{"wrong tls-server-name", "https://api.example.com:6443", Options{Kubeconfig: "f", APIServers: URLs{up.URL}}, "other.example.org", false},
+		{"kubeconfig", "https://api.example.com:6443", Options{Kubeconfig: "f", APIServers: []string{up.URL}}, "", true},
+		{"kubeconfig without scheme", "api.example.com:6443", Options{Kubeconfig: "f", APIServers: []string{up.URL}}, "", true},
+		{"kubeconfig with an address", "https://127.0.0.1:6443", Options{Kubeconfig: "f", APIServers: []string{up.URL}}, "", true},
+		{"other name, though the address alone would do", "https://other.example.org:6443", Options{Kubeconfig: "f", APIServers: []string{up.URL}}, "", false},
+		{"other name, but tls-server-name", "https://other.example.org:6443", Options{Kubeconfig: "f", APIServers: []string{up.URL}}, "api.example.com", true},
+		{"wrong tls-server-name", "https://api.example.com:6443", Options{Kubeconfig: "f", APIServers: []string{up.URL}}, "other.example.org", false},
 		{"kubeconfig alone", up.URL, Options{Kubeconfig: "f"}, "", true},
 		{"kubeconfig alone, without scheme", other, Options{Kubeconfig: "f"}, "", true},
-		{"pod", "https://192.0.2.1:443", Options{APIServers: URLs{up.URL}}, "", true},
+		{"pod", "https://192.0.2.1:443", Options{APIServers: []string{up.URL}}, "", true},
 		{"pod alone", up.URL, Options{}, "", true},
 	} {
 		w := a.openAs(t, &rest.Config{Host: tt.host, TLSClientConfig: rest.TLSClientConfig{CAData: a.pem, ServerName: tt.tls}}, tt.o, clock.RealClock{})
@@ -334,7 +334,7 @@ func TestNameOfTheServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	of127 := authority{certificate: pair, pem: stranger}
-	w := of127.open(t, Options{APIServers: URLs{of127.server(t).URL}}, clock.RealClock{})
+	w := of127.open(t, Options{APIServers: []string{of127.server(t).URL}}, clock.RealClock{})
 	if err := w.ask(); err == nil || !strings.Contains(err.Error(), podServerName) {
 		t.Errorf("a certificate for 127.0.0.1 alone, in a pod: %v", err)
 	}
@@ -343,7 +343,7 @@ func TestNameOfTheServer(t *testing.T) {
 func TestIPv6(t *testing.T) {
 	a := newAuthority(t)
 	up := a.serverAt(t, "[::1]:0", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
-	w := a.open(t, Options{APIServers: URLs{up.URL}}, clock.RealClock{})
+	w := a.open(t, Options{APIServers: []string{up.URL}}, clock.RealClock{})
 	if err := w.ask(); err != nil {
 		t.Error(err)
 	}
@@ -382,7 +382,7 @@ func TestFlags(t *testing.T) {
 	if err := flags.Parse([]string{"--kubeconfig", "k", "--api-server=https://192.0.2.10:6443", "--api-server", "https://[2001:db8::1]", "--api-servers-file=f"}); err != nil {
 		t.Fatal(err)
 	}
-	if o.Kubeconfig != "k" || !slices.Equal(o.APIServers, URLs{"https://192.0.2.10:6443", "https://[2001:db8::1]"}) || o.APIServersFile != "f" {
+	if o.Kubeconfig != "k" || !slices.Equal(o.APIServers, []string{"https://192.0.2.10:6443", "https://[2001:db8::1]"}) || o.APIServersFile != "f" {
 		t.Errorf("options %+v", o)
 	}
 	if err := flags.Parse([]string{"--api-server=192.0.2.10:6443"}); err == nil || !strings.Contains(err.Error(), "https://192.0.2.10:6443") {
@@ -396,15 +396,15 @@ func TestVariable(t *testing.T) {
 	const both = "https://192.0.2.10:6443 https://[2001:db8::1]"
 	for _, c := range []struct {
 		name, variable string
-		flag           URLs
-		want           URLs
+		flag           []string
+		want           []string
 		says           string
 	}{
 		{name: "empty"},
-		{name: "spaces", variable: both, want: URLs{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
-		{name: "commas", variable: ",https://192.0.2.10:6443,\n https://[2001:db8::1] ", want: URLs{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
-		{name: "flag", variable: both, flag: URLs{"https://192.0.2.11:6443"}, want: URLs{"https://192.0.2.11:6443"}},
-		{name: "unused nonsense", variable: "nonsense", flag: URLs{"https://192.0.2.11:6443"}, want: URLs{"https://192.0.2.11:6443"}},
+		{name: "spaces", variable: both, want: []string{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
+		{name: "commas", variable: ",https://192.0.2.10:6443,\n https://[2001:db8::1] ", want: []string{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
+		{name: "flag", variable: both, flag: []string{"https://192.0.2.11:6443"}, want: []string{"https://192.0.2.11:6443"}},
+		{name: "unused nonsense", variable: "nonsense", flag: []string{"https://192.0.2.11:6443"}, want: []string{"https://192.0.2.11:6443"}},
 		{name: "no URL", variable: both + ";192.0.2.10:6443", says: `NODEPROXY_API_SERVERS contains "https://[2001:db8::1];192.0.2.10:6443": it must be a URL such as https://192.0.2.10:6443`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -45,7 +45,7 @@ func TestServerThatDropsEverything(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
 	first, second := blackhole(t), a.server(t)
-	w := a.open(t, Options{APIServers: URLs{first, second.URL}}, clock.RealClock{})
+	w := a.open(t, Options{APIServers: []string{first, second.URL}}, clock.RealClock{})
 	start := time.Now()
 	must(t, w.ask())
 	if took := time.Since(start); took < dialTimeout-time.Second || took > dialTimeout+4*time.Second {
@@ -59,7 +59,7 @@ func TestServerThatDropsEverything(t *testing.T) {
 func TestOneServerThatDropsEverything(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	w := a.open(t, Options{Kubeconfig: "f", APIServers: URLs{blackhole(t)}}, clock.RealClock{})
+	w := a.open(t, Options{Kubeconfig: "f", APIServers: []string{blackhole(t)}}, clock.RealClock{})
 	start := time.Now()
 	err := w.ask()
 	if took := time.Since(start); took > dialTimeout+4*time.Second {
@@ -147,7 +147,7 @@ func TestDeadConnectionIsNoticed(t *testing.T) {
 		<-r.Context().Done()
 	})
 	second, cable := a.server(t), newPipe(t, first.URL)
-	w := a.open(t, Options{APIServers: URLs{"https://" + cable.Addr().String(), second.URL}}, clock.RealClock{})
+	w := a.open(t, Options{APIServers: []string{"https://" + cable.Addr().String(), second.URL}}, clock.RealClock{})
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.Config().Host+"/watch", http.NoBody)
 	must(t, err)
 	response, err := w.client.Do(request)

@@ -1,2 +1,2 @@
-// Package controllertest holds what the unit tests of several controllers use.
+// Package controllertest has helpers of the unit tests of several controllers.
 package controllertest

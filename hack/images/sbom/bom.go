@@ -21,7 +21,7 @@ import (
 	"github.com/CycloneDX/cyclonedx-go"
 )
 
-// subject is what a bill describes.
+// subject is what an SBOM describes.
 type subject struct {
 	archive string // file
 	kind    cyclonedx.ComponentType
@@ -76,8 +76,7 @@ func sumOf(path string) ([]byte, error) {
 	return sum.Sum(nil), nil
 }
 
-// serialNumber must be a UUID, and another one for another archive: one of version 8,
-// whose other bits are free.
+// serialNumber is a UUID of version 8, whose bits are free, derived from the archive.
 func serialNumber(sum []byte) string {
 	u := slices.Clone(sum[:16])
 	u[6] = u[6]&0x0f | 0x80
@@ -85,8 +84,8 @@ func serialNumber(sum []byte) string {
 	return fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
 }
 
-// modules lists what a Go program was built from, the standard library included. The
-// module of the program itself is the subject.
+// modules lists the modules of a Go program, including the standard library, but without its
+// own, which is the subject.
 func modules(program string) ([]cyclonedx.Component, error) {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
@@ -119,11 +118,11 @@ func moduleHash(module *debug.Module) (cyclonedx.Hash, error) {
 	return cyclonedx.Hash{Algorithm: cyclonedx.HashAlgoSHA256, Value: hex.EncodeToString(sum)}, nil
 }
 
-// debianPackages lists the packages that debian-root.sh has unpacked.
+// debianPackages lists the packages that debian-root.sh unpacked.
 func debianPackages(root string) ([]cyclonedx.Component, error) {
 	release, err := readFields(filepath.Join(root, "etc/os-release"), "=")
 	if err != nil {
-		return nil, fmt.Errorf("read which Debian it is: %w", err)
+		return nil, fmt.Errorf("read the Debian release: %w", err)
 	}
 	distribution := release["ID"] + "-" + strings.Trim(release["VERSION_ID"], `"`)
 	const status = "var/lib/dpkg/status.d"
@@ -154,14 +153,13 @@ func debianPackages(root string) ([]cyclonedx.Component, error) {
 }
 
 func library(name, version, namespace, qualifiers string) cyclonedx.Component {
-	// A "+" is a space to some readers of package URLs.
+	// Some readers of package URLs take a "+" for a space.
 	escaped := strings.ReplaceAll(url.PathEscape(version), "+", "%2B")
 	purl := "pkg:" + namespace + "/" + name + "@" + escaped + qualifiers
 	return cyclonedx.Component{BOMRef: purl, Type: cyclonedx.ComponentTypeLibrary, Name: name, Version: version, PackageURL: purl}
 }
 
-// readFields reads lines KEY SEPARATOR VALUE. Continued lines are left out, as nothing
-// here is in one.
+// readFields reads lines KEY SEPARATOR VALUE, without continuation lines.
 func readFields(path, separator string) (map[string]string, error) {
 	file, err := os.Open(path)
 	if err != nil {

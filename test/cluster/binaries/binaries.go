@@ -1,9 +1,8 @@
-// Package binaries provides the programs that a local cluster runs: etcd,
-// kube-apiserver, kube-controller-manager, kubectl, for comparisons kube-proxy,
-// and what real nodes need: kubelet, kube-scheduler, CoreDNS. It downloads the
-// release files that hack/*/SHA256SUMS pins, and builds the others from their Go
-// modules. They are kept in the user's cache directory, keyed by version, so that
-// all clones of the repository share them.
+// Package binaries provides the programs of a local cluster: etcd, kube-apiserver,
+// kube-controller-manager, kubectl, kube-proxy for comparisons, and for real nodes
+// kubelet, kube-scheduler and CoreDNS. It downloads the release files that
+// hack/*/SHA256SUMS pins, and builds the others from their Go modules. They are cached in
+// the user's cache directory by version, for all clones of the repository.
 package binaries
 
 import (

@@ -3,8 +3,8 @@
 // nodes that are machines of package cluster with a real kubelet, containerd and
 // runc, so that pods are real containers with real images.
 //
-// Nothing in it proxies Services unless it is asked for: until nodeproxy or
-// kube-proxy is installed, pods reach each other but no Service.
+// Nothing proxies Services until nodeproxy or kube-proxy is installed: pods reach each
+// other but no Service.
 //
 // The network is that of package cluster: the same addresses of the control
 // plane, of the nodes and of the client outside, dual stack. The controller
@@ -13,8 +13,8 @@
 // With ptp, unlike with a bridge, all traffic of pods passes the node's rules
 // without the kernel's module br_netfilter.
 //
-// Images come from no registry: this package makes those of its own from static
-// programs, and LoadImage takes any docker-archive.
+// No registry is used: this package builds its own images from static programs, and
+// LoadImage loads any docker-archive.
 //
 //	c, err := kubelets.Start(ctx, kubelets.Options{Nodes: 2, CoreDNS: true})
 //	defer c.Stop()
@@ -24,9 +24,9 @@
 //	client, err := c.Pod(ctx, "default", "web-1")
 //	answer, err := client.Dial(ctx, "tcp", "10.96.0.1:443")
 //
-// Nodes have directories of their own in the place of /run, /var/lib and /var/log. What
-// a pod mounts of other directories of its node is this machine's, and is made there
-// where it is missing, as /lib/modules may be.
+// Nodes have their own /run, /var/lib and /var/log. Other directories that a pod mounts
+// from its node are this machine's, and are created there if missing, such as
+// /lib/modules.
 //
 // It needs root, and the programs of `hack/install-packages.sh real-nodes`.
 package kubelets

@@ -1,5 +1,5 @@
-// Package sctp makes connections over SCTP, one stream each, which the standard
-// library does not know. They behave as connections over TCP do.
+// Package sctp makes connections over SCTP, one stream each, which the standard library
+// lacks. They behave like TCP connections.
 package sctp
 
 import (

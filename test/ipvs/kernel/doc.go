@@ -1,3 +1,3 @@
-// Package kernel tests how agent/dataplane/ipvs reads and writes the kernel, on
-// one that has IPVS: User-mode Linux.
+// Package kernel tests how agent/dataplane/ipvs reads and writes a kernel with IPVS:
+// User-mode Linux.
 package kernel

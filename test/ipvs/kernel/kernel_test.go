@@ -67,7 +67,7 @@ type lab struct {
 
 func newLab(t *testing.T, family dataplane.Family) *lab {
 	t.Helper()
-	l := &lab{Kernel: ipvs.NewKernel(family, ipvs.KernelOptions{}), family: family}
+	l := &lab{Kernel: ipvs.NewKernel(family, ""), family: family}
 	if err := l.Open(); err != nil {
 		t.Fatal(err)
 	}

@@ -99,7 +99,7 @@ type comparison struct {
 func newComparison(t *testing.T, family dataplane.Family, r *rand.Rand, counts map[string]int) *comparison {
 	six := family == dataplane.IPv6
 	c := &comparison{
-		Lab: modeltest.NewLab(t, six, ""), kernel: ipvs.NewKernel(family, ipvs.KernelOptions{}), six: six,
+		Lab: modeltest.NewLab(t, six, ""), kernel: ipvs.NewKernel(family, ""), six: six,
 		model: ipvsmodel.New(family, modeltest.Node(six)...), counts: counts,
 	}
 	if err := c.Load(""); err != nil { // which loads the modules that track connections
@@ -159,7 +159,7 @@ func (c *comparison) empty() {
 		c.fail("%v", err)
 	}
 	tables := iptablesmodel.NewKernel(modeltest.Node(c.six)...)
-	tables.IPVS = c.model.Tables.IPVS
+	tables.Balancer = c.model.Tables.Balancer
 	c.model.Tables = tables
 	c.change(remove)
 	c.compareState()
@@ -220,7 +220,7 @@ func (c *comparison) compareState() {
 		c.fail("what is held differs (-model +kernel):\n%s", diff)
 	}
 	for _, a := range c.random.Virtual() {
-		if err := c.AwaitLocal(a, c.model.Tables.IPVS.Bound(a)); err != nil {
+		if err := c.AwaitLocal(a, c.model.Tables.Balancer.Bound(a)); err != nil {
 			c.fail("%v", err)
 		}
 	}
@@ -273,7 +273,7 @@ func (c *comparison) ask() {
 			if kind == ipvs.BitmapPort && p.Protocol == "sctp" {
 				p.Protocol = "tcp" // the program asks for a port without its protocol
 			}
-			in, err := c.model.Tables.IPVS.InSet(string(name), asked, p)
+			in, err := c.model.Tables.Balancer.InSet(string(name), asked, p)
 			if err != nil {
 				c.fail("%v", err)
 			}
@@ -336,7 +336,7 @@ func (c *comparison) packet() iptablesmodel.Packet {
 		key := keys[c.random.IntN(len(keys))]
 		p.Destination, p.Protocol = netip.AddrPortFrom(key.Addr, key.Port), strings.ToLower(string(key.Protocol))
 	}
-	if p.In == "" && c.model.Tables.IPVS.Bound(p.Destination.Addr()) && c.random.IntN(2) == 0 {
+	if p.In == "" && c.model.Tables.Balancer.Bound(p.Destination.Addr()) && c.random.IntN(2) == 0 {
 		p.Source = p.Destination.Addr()
 	}
 	return p
@@ -360,7 +360,7 @@ func (c *comparison) send() {
 	var all []string
 	for i := range outcomes {
 		o := &outcomes[i]
-		step := slices.IndexFunc(o.Path, func(s iptablesmodel.Step) bool { return s.Table == iptablesmodel.TableIPVS })
+		step := slices.IndexFunc(o.Path, func(s iptablesmodel.Step) bool { return s.Balanced() })
 		differences := append(c.choice(p, o, step, real), modeltest.Differences(p, o, &seen, false)...)
 		if len(differences) == 0 {
 			// The model has one outcome for all real servers to which packets are
@@ -402,7 +402,7 @@ func virtualServer(p iptablesmodel.Packet, s iptablesmodel.Step) ipvs.Key {
 // stands for a refusal.
 func (c *comparison) candidates(p iptablesmodel.Packet, key ipvs.Key) []netip.AddrPort {
 	p.Destination = netip.AddrPortFrom(key.Addr, key.Port)
-	out, _ := c.model.Tables.IPVS.Choose(p)
+	out, _ := c.model.Tables.Balancer.Choose(p)
 	if len(out) == 0 {
 		return []netip.AddrPort{{}}
 	}

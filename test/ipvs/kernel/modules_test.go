@@ -37,7 +37,7 @@ func TestInsideModules(t *testing.T) {
 	text, err := os.ReadFile(loaderFile)
 	check(t, err)
 	loader := strings.TrimSpace(string(text))
-	v4, v6 := ipvs.NewKernel(dataplane.IPv4, ipvs.KernelOptions{}), ipvs.NewKernel(dataplane.IPv6, ipvs.KernelOptions{})
+	v4, v6 := ipvs.NewKernel(dataplane.IPv4, ""), ipvs.NewKernel(dataplane.IPv6, "")
 
 	refused := []string{"IPVS", "nfnetlink-subsys-6", "hash:ip,port,net", "rtnl-link-dummy"}
 	remedies := []string{"modprobe ip_vs)", "modprobe ip_set)", "modprobe ip_set_hash_ipportnet)", "modprobe dummy)"}

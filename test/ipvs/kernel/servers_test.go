@@ -187,7 +187,7 @@ func (l *lab) probe(t *testing.T) {
 		return ipvs.Key{Addr: address, Port: port, Protocol: v1alpha1.ProtocolTCP}
 	}
 	left := ipvs.Server{Scheduler: "wlc", Flags: ipvs.FlagPersistent, Timeout: 7391753} // by one that was killed
-	check(t, l.AddServer(at(20000), left), l.AddServer(at(20002), left), ipvs.NewKernel(l.family, ipvs.KernelOptions{}).Open())
+	check(t, l.AddServer(at(20000), left), l.AddServer(at(20002), left), ipvs.NewKernel(l.family, "").Open())
 	l.expectServers(t, map[ipvs.Key]ipvs.Server{})
 	check(t, l.AddServer(at(20001), left), l.Probe("rr"))
 	l.expectServers(t, map[ipvs.Key]ipvs.Server{})

@@ -110,7 +110,7 @@ func (l *lab) sets(t *testing.T) {
 		l.expectSet(t, name, entries[1:])
 		check(t, l.ChangeSets([]ipvs.SetChange{{Name: name, Type: kind, Add: entries[:1], Remove: entries[1:]}}))
 		l.expectSet(t, name, entries[:1])
-		fresh := ipvs.NewKernel(l.family, ipvs.KernelOptions{})
+		fresh := ipvs.NewKernel(l.family, "")
 		check(t, fresh.ChangeSets([]ipvs.SetChange{{Name: name, Type: kind, Add: entries}}))
 		l.expectSet(t, name, entries)
 

@@ -1,4 +1,4 @@
-// Package modes holds tests that change a node from one mode to the other and
-// back in a kernel that has IPVS, under load: what new connections notice of it,
-// and which connections that are held go on. docs/ipvs.md has the list.
+// Package modes changes a node from one mode to the other and back, under load, in a
+// kernel with IPVS: how this affects new connections, and which open connections continue
+// (docs/ipvs.md lists them).
 package modes

@@ -9,9 +9,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
-// TestAuditBesideKubeProxy runs the agent with enforcement Audit on kube-proxy's own
-// node: nothing may differ in a world in which kube-proxy does all that we do, and what
-// it does otherwise by intention is told.
+// TestAuditBesideKubeProxy runs the agent with enforcement Audit on kube-proxy's own node. It
+// must report no difference in a world in which kube-proxy does the same, and report an
+// intended one.
 func TestAuditBesideKubeProxy(t *testing.T) {
 	p := use(t)
 	p.ShareNode()
@@ -44,12 +44,12 @@ func TestAuditBesideKubeProxy(t *testing.T) {
 	})
 }
 
-// reports waits until the node has reported what is right for some time.
+// reports waits until the node's reports have been right for some time.
 func (r *run) reports(what string, calm time.Duration, right func(reason string, count int32) bool) {
 	r.Helper()
-	told, err := r.Reports(r.Context(), r.limit, calm, right)
+	report, err := r.Reports(r.Context(), r.limit, calm, right)
 	if err != nil {
 		r.Fatalf("%s: %v\n%s\n%s", what, err, r.Tails(), r.repeat())
 	}
-	r.Logf("%s: %s", what, told)
+	r.Logf("%s: %s", what, report)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
-// difference is one thing in which what the two programs hold differs.
+// difference is one object that differs between the two programs.
 type difference struct {
 	what                 string
 	kubeProxy, nodeproxy []string // what only that program has
@@ -52,8 +52,8 @@ func compare(kubeProxy, nodeproxy *state) []difference {
 	return out
 }
 
-// anyOrder tells the chain in which rules of Services stand in any order: one for
-// each address, no two of which match the same packet.
+// anyOrder reports whether the order of a chain's rules is irrelevant: it has one rule for each
+// address, and no packet matches two of them.
 func anyOrder(k rules.Key) bool {
 	return k == rules.Key{Table: "filter", Chain: "KUBE-IPVS-OUT-FILTER"}
 }

@@ -13,50 +13,47 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
-// situation is what a wanted difference may depend on.
+// situation is what an intended difference may depend on.
 type situation struct {
 	world *worlds.World
 }
 
-// wanted is a difference from kube-proxy that is meant. What it takes away from the
-// two states is not compared.
-type wanted struct {
+// intended is an intended difference from kube-proxy.
+type intended struct {
 	name   string
 	reason string
-	// apply takes the difference out of the states.
+	// apply removes the difference from the states before they are compared.
 	apply func(s situation, kubeProxy, nodeproxy *state)
 }
 
-// wantedDifferences is the whole list. docs/parity.md explains each of them under its
-// name.
-func wantedDifferences() []wanted {
-	return []wanted{
+// intendedDifferences returns all of them. docs/parity.md explains each under its name.
+func intendedDifferences() []intended {
+	return []intended{
 		{
 			name:   "no local endpoint",
-			reason: "where a policy is Local and no endpoint is on the node, kube-proxy forwards to endpoints on other nodes; nodeproxy does so for local pods and the node, by external addresses, and drops the rest, by sets and rules of its own, as mode IPTables does; under internal policy Local it has no real servers",
+			reason: "under policy Local without an endpoint on the node, kube-proxy forwards to endpoints on other nodes; nodeproxy does so for local pods and the node, by external addresses, and drops the rest, by sets and rules of its own, like mode IPTables; under internal policy Local it has no real servers",
 			apply:  dropNoLocal,
 		},
 		{
 			name:   "health-check ports without node port addresses",
-			reason: "where node ports answer on no address of the node, kube-proxy leaves the rest of such a Service port out, its health-check port as well; nodeproxy lets that in whatever the addresses",
+			reason: "if node ports answer on no address of the node, kube-proxy omits the rest of such a Service port, including its health-check port; nodeproxy accepts that regardless of the addresses",
 			apply:  dropHealthPorts,
 		},
 		{
 			name:   "virtual servers of others",
-			reason: "kube-proxy deletes all virtual servers that it does not want, unless their address is in excludeCIDRs; nodeproxy deletes none but its own",
-			apply:  dropForeign,
+			reason: "kube-proxy deletes all unknown virtual servers, unless their address is in excludeCIDRs; nodeproxy deletes only its own",
+			apply:  dropUnmanaged,
 		},
 		{
 			name:   "comments",
-			reason: "nodeproxy writes the rules of chains that are of mode IPVS alone without the comments that kube-proxy gives them",
+			reason: "nodeproxy omits kube-proxy's comments in chains that only mode IPVS has",
 			apply:  dropComments,
 		},
 	}
 }
 
-// ownSets are nodeproxy's own sets of a family: of addresses and ports that lead to
-// other nodes for want of a local endpoint, for pods and the node alone, and of those
-// that lead nowhere for that.
+// ownSets are nodeproxy's own sets of a family: addresses and ports without a local endpoint,
+// which lead to other nodes only for pods and the node, or nowhere.
 type ownSets struct{ elsewhere, nowhere string }
 
 func noLocalSets() map[worlds.Family]ownSets {
@@ -66,10 +63,9 @@ func noLocalSets() map[worlds.Family]ownSets {
 	}
 }
 
-// dropNoLocal takes away the sets, the rules on them, and, for what leads nowhere, the
-// real servers of kube-proxy; but only where the policy is Local, and no real server
-// is an endpoint on the node. What is listed wrongly stays, and differs; so does what is
-// not listed and should be.
+// dropNoLocal removes the sets, the rules that match them, and, for what leads nowhere, the real
+// servers of kube-proxy; but only if the policy is Local and no real server is an endpoint on
+// the node. Wrong entries stay and differ, and so do missing ones.
 func dropNoLocal(s situation, kubeProxy, nodeproxy *state) {
 	for f, names := range noLocalSets() {
 		guarded := map[string]bool{}
@@ -96,8 +92,8 @@ func dropNoLocal(s situation, kubeProxy, nodeproxy *state) {
 	}
 }
 
-// dropEntries takes entries away that are wanted, and the set if it has no others.
-func (s *state) dropEntries(f worlds.Family, name string, wanted func(key string, ours *server) bool) {
+// dropEntries removes intended entries, and the set if it has no others.
+func (s *state) dropEntries(f worlds.Family, name string, intended func(key string, ours *server) bool) {
 	own := s.sets[name]
 	if own == nil {
 		return
@@ -105,7 +101,7 @@ func (s *state) dropEntries(f worlds.Family, name string, wanted func(key string
 	own.entries = slices.DeleteFunc(own.entries, func(entry string) bool {
 		key, ok := keyOf(f, entry)
 		ours := s.servers[key]
-		return ok && ours != nil && wanted(key, ours)
+		return ok && ours != nil && intended(key, ours)
 	})
 	if len(own.entries) == 0 {
 		delete(s.sets, name)
@@ -124,8 +120,8 @@ func dropNoLocalRules(all rules.Rules, names ownSets) {
 	}
 }
 
-// keyOf turns an entry of a set such as "10.96.0.1,tcp:80" into how ipvsadm names the
-// virtual server.
+// keyOf converts an entry of a set such as "10.96.0.1,tcp:80" to ipvsadm's name of the virtual
+// server.
 func keyOf(f worlds.Family, entry string) (key string, ok bool) {
 	address, rest, found := strings.Cut(entry, ",")
 	protocol, port, found2 := strings.Cut(rest, ":")
@@ -139,15 +135,15 @@ func keyOf(f worlds.Family, entry string) (key string, ok bool) {
 	return option + " " + address + ":" + port, true
 }
 
-// side is from where traffic comes by which a policy goes.
+// side is the side of the traffic to which a policy applies.
 type side int
 
 const (
 	inside  side = iota // by cluster IP
-	outside             // by all else
+	outside             // by any other address
 )
 
-// noLocal tells whether the Service of a virtual server has policy Local there, by one
+// noLocal reports whether the Service of a virtual server has policy Local there, by one
 // of some sides, and none of the real servers is an endpoint on the node.
 func noLocal(w *worlds.World, key string, reals []string, by ...side) bool {
 	option, place, _ := strings.Cut(key, " ")
@@ -177,7 +173,7 @@ func noLocal(w *worlds.World, key string, reals []string, by ...side) bool {
 	return false
 }
 
-// localThere tells whether a Service has policy Local for what is sent to an address
+// localThere reports whether a Service has policy Local for what is sent to an address
 // and port, which is its own or, as a node port, any.
 func localThere(s *corev1.Service, host string, by side, port int32, protocol corev1.Protocol) bool {
 	for _, p := range s.Spec.Ports {
@@ -194,7 +190,7 @@ func localThere(s *corev1.Service, host string, by side, port int32, protocol co
 	return false
 }
 
-// answersAt tells whether an address is an external or a load balancer's one of a
+// answersAt reports whether an address is an external or a load balancer's one of a
 // Service.
 func answersAt(s *corev1.Service, host string) bool {
 	return slices.Contains(s.Spec.ExternalIPs, host) ||
@@ -208,25 +204,25 @@ func dropHealthPorts(s situation, kubeProxy, nodeproxy *state) {
 			continue
 		}
 		ours.entries = slices.DeleteFunc(ours.entries, func(port string) bool {
-			wanted := slices.ContainsFunc(s.world.Services, func(s *worlds.Service) bool {
+			asked := slices.ContainsFunc(s.world.Services, func(s *worlds.Service) bool {
 				return !s.Gone && strconv.Itoa(int(s.Object.Spec.HealthCheckNodePort)) == port
 			})
-			return wanted && !slices.Contains(theirs.entries, port)
+			return asked && !slices.Contains(theirs.entries, port)
 		})
 	}
 }
 
-// foreign are virtual servers that somebody else has made, in the words of ipvsadm.
+// unmanaged are virtual servers of another program, in the syntax of ipvsadm.
 // Some worlds exclude their addresses.
-func foreign() []string { return []string{"-t 203.0.113.200:7777", "-t [2001:db8:113:1::5]:7777"} }
+func unmanaged() []string { return []string{"-t 203.0.113.200:7777", "-t [2001:db8:113:1::5]:7777"} }
 
-// dropForeign takes them away where nodeproxy has kept them. One that is missing
-// differs, though kube-proxy lacks it as well.
-func dropForeign(_ situation, kubeProxy, nodeproxy *state) {
-	for _, key := range foreign() {
+// dropUnmanaged removes those that nodeproxy has preserved. A missing one differs, although
+// kube-proxy lacks it too.
+func dropUnmanaged(_ situation, kubeProxy, nodeproxy *state) {
+	for _, key := range unmanaged() {
 		switch theirs, ours := kubeProxy.servers[key], nodeproxy.servers[key]; {
 		case ours == nil:
-			kubeProxy.servers[key] = &server{options: "of somebody else, has to stay"}
+			kubeProxy.servers[key] = &server{options: "of another program, must stay"}
 		case theirs == nil:
 			delete(nodeproxy.servers, key)
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
-// TestDocumentedDifferences holds docs/parity.md against the list that is in effect.
+// TestDocumentedDifferences compares docs/parity.md to the list.
 func TestDocumentedDifferences(t *testing.T) {
 	if err := ipvskernel.Missing(); err != nil {
 		t.Skip(err)
@@ -22,7 +22,7 @@ func TestDocumentedDifferences(t *testing.T) {
 	}
 	_, section, _ := strings.Cut(string(text), "\n### Intended differences in mode IPVS\n")
 	section, _, _ = strings.Cut(section, "\n## ")
-	for _, w := range wantedDifferences() {
+	for _, w := range intendedDifferences() {
 		if !strings.Contains(section, "\n- **"+w.name+"**") {
 			t.Errorf("docs/parity.md does not list %q", w.name)
 		}
@@ -32,7 +32,7 @@ func TestDocumentedDifferences(t *testing.T) {
 	}
 }
 
-// nodeState is a node with a Service of policy Local for outside, and whatever reals.
+// nodeState is a node with a Service under external policy Local, and any real servers.
 func nodeState(t *testing.T, lines ...string) *state {
 	t.Helper()
 	s, err := parse(map[string][]string{
@@ -45,32 +45,32 @@ func nodeState(t *testing.T, lines ...string) *state {
 	return s
 }
 
-// TestForeignHasToStay shows that a lost virtual server of others counts, though
-// kube-proxy deletes it as well.
-func TestForeignHasToStay(t *testing.T) {
+// TestUnmanagedMustStay: a deleted virtual server of another program counts, although kube-proxy
+// deletes it too.
+func TestUnmanagedMustStay(t *testing.T) {
 	if err := ipvskernel.Missing(); err != nil {
 		t.Skip(err)
 	}
-	kept := "-A " + foreign()[0] + " -s rr"
-	other := "-A " + foreign()[1] + " -s rr"
+	preserved := "-A " + unmanaged()[0] + " -s rr"
+	other := "-A " + unmanaged()[1] + " -s rr"
 	for name, c := range map[string]struct {
 		ours []string
 		want int
 	}{
-		"both kept": {[]string{kept, other}, 0},
-		"one lost":  {[]string{kept}, 1},
+		"both preserved": {[]string{preserved, other}, 0},
+		"one lost":       {[]string{preserved}, 1},
 	} {
 		theirs, ours := nodeState(t), nodeState(t, c.ours...)
-		dropForeign(situation{world: worlds.NewIPVS(1)}, theirs, ours)
+		dropUnmanaged(situation{world: worlds.NewIPVS(1)}, theirs, ours)
 		if got := compare(theirs, ours); len(got) != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
 }
 
-// TestGuardHasToBeThere shows that what leads to other nodes under policy Local has to
-// be listed, though kube-proxy has the same virtual server.
-func TestGuardHasToBeThere(t *testing.T) {
+// TestGuardMustExist: what leads to other nodes under policy Local must be in the set, although
+// kube-proxy has the same virtual server.
+func TestGuardMustExist(t *testing.T) {
 	if err := ipvskernel.Missing(); err != nil {
 		t.Skip(err)
 	}
@@ -93,8 +93,8 @@ func TestGuardHasToBeThere(t *testing.T) {
 	}
 }
 
-// TestNoLocalIsJudged shows that a virtual server that nodeproxy takes for one without
-// local endpoints, and no Service is like that, still differs.
+// TestNoLocalIsJudged: a virtual server without real servers still differs if no Service is under
+// policy Local without local endpoints.
 func TestNoLocalIsJudged(t *testing.T) {
 	if err := ipvskernel.Missing(); err != nil {
 		t.Skip(err)

@@ -18,8 +18,8 @@ import (
 // pair is the two programs.
 type pair struct{ *beside.Pair }
 
-// flushScript removes all that proxies leave. To restore a table without rules
-// removes its chains as well, by one program.
+// flushScript removes everything that proxies leave. Restoring a table without rules also removes
+// its chains, with one program.
 const flushScript = `for program in iptables-restore ip6tables-restore; do
 printf '*nat\nCOMMIT\n*filter\nCOMMIT\n*mangle\nCOMMIT\n' | $program -w 10 || exit 1; done
 ipvsadm -C && ipset destroy && ipvsadm --set 900 120 300 || exit 1
@@ -28,18 +28,18 @@ for name in arp_ignore arp_announce; do echo 0 >/proc/sys/net/ipv4/conf/all/$nam
 for name in conntrack expire_nodest_conn expire_quiescent_template; do echo 0 >/proc/sys/net/ipv4/vs/$name; done
 `
 
-// addForeign gives both nodes the virtual servers of somebody else.
-func (p *pair) addForeign(ctx context.Context) error {
+// addUnmanaged adds the virtual servers of another program to both nodes.
+func (p *pair) addUnmanaged(ctx context.Context) error {
 	var b strings.Builder
 	fmt.Fprintln(&b, "there=$(ipvsadm -Sn) || exit 1")
-	for _, key := range foreign() {
+	for _, key := range unmanaged() {
 		fmt.Fprintf(&b, "case $there in *'%s '*) ;; *) ipvsadm -A %s -s rr || exit 1 ;; esac\n", key, key)
 	}
 	return p.OnNodes(ctx, b.String())
 }
 
-// write makes the API server hold the world. kube-proxy stands still from then on,
-// until Start, so that it takes all changes in as few syncs as it can.
+// write writes the world to the API server. kube-proxy is frozen from then on until Start, so that
+// it needs as few syncs as possible.
 func (p *pair) write(ctx context.Context, w *worlds.World, shuffle *rand.Rand) (worlds.Mark, error) {
 	if err := p.KubeProxy.Freeze(); err != nil {
 		return worlds.Mark{}, err
@@ -47,8 +47,8 @@ func (p *pair) write(ctx context.Context, w *worlds.World, shuffle *rand.Rand) (
 	return p.Write(ctx, w, shuffle)
 }
 
-// settled waits until both have the mark and hold the same, and returns what differs
-// at the deadline. It looks when both rest, because looking takes as long as a sync.
+// settled waits until both have the mark and the same state, and returns what differs at the
+// deadline. It reads the state when both are idle, because that takes as long as a sync.
 func (p *pair) settled(ctx context.Context, s situation, m worlds.Mark, limit time.Duration, met beside.Met) ([]difference, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -63,7 +63,7 @@ func (p *pair) settled(ctx context.Context, s situation, m worlds.Mark, limit ti
 		}
 		var now saved
 		if now, last = p.look(context.WithoutCancel(ctx), m); last == nil {
-			found, last = now.differences(s, wantedDifferences())
+			found, last = now.differences(s, intendedDifferences())
 		}
 		switch {
 		case last == nil && len(found) == 0:
@@ -78,11 +78,11 @@ func (p *pair) settled(ctx context.Context, s situation, m worlds.Mark, limit ti
 	}
 }
 
-// saved is what the two nodes have, in sections that parse understands.
+// saved is the state of the two nodes, in sections for parse.
 type saved struct{ reference, tested map[string][]string }
 
-// look reads what the two have now. The marks come first, because they need one
-// program, and all needs many.
+// look reads the state of the two. It checks the marks first, because that takes only one
+// program.
 func (p *pair) look(ctx context.Context, m worlds.Mark) (out saved, err error) {
 	for _, who := range []beside.Proxy{p.KubeProxy, p.Agent} {
 		now, err := readServers(ctx, who.Node)
@@ -103,7 +103,7 @@ func (p *pair) look(ctx context.Context, m worlds.Mark) (out saved, err error) {
 }
 
 // differences compares the two, apart from the given differences.
-func (n saved) differences(s situation, apart []wanted) ([]difference, error) {
+func (n saved) differences(s situation, apart []intended) ([]difference, error) {
 	reference, err := parse(n.reference)
 	if err != nil {
 		return nil, err
@@ -118,10 +118,10 @@ func (n saved) differences(s situation, apart []wanted) ([]difference, error) {
 	return compare(reference, tested), nil
 }
 
-// metIn returns the names of the listed differences without which two programs that
-// count as equal would differ.
+// metIn returns the names of the intended differences without which two programs that count as
+// equal would differ.
 func (n saved) metIn(s situation) (met []string, err error) {
-	list := wantedDifferences()
+	list := intendedDifferences()
 	for i, w := range list {
 		found, err := n.differences(s, slices.Delete(slices.Clone(list), i, i+1))
 		if err != nil {
@@ -135,13 +135,13 @@ func (n saved) metIn(s situation) (met []string, err error) {
 }
 
 const (
-	// pause is between two looks at how much the programs have worked.
+	// pause is the time between checks of the programs' processor time.
 	pause = 100 * time.Millisecond
-	// resting is for how many of these they have hardly worked when they rest.
+	// resting is the number of pauses with hardly any work after which they are idle.
 	resting = 4
 )
 
-// rest waits until the programs rest.
+// rest waits until the programs are idle.
 func (p *pair) rest(ctx context.Context) error {
 	for quiet, before := 0, int64(0); quiet < resting; {
 		select {
@@ -162,13 +162,12 @@ func (p *pair) rest(ctx context.Context) error {
 	return nil
 }
 
-// worked is the time that the programs, and those that they ran, have had of the
-// processor, in hundredths of a second.
+// worked returns the processor time of the programs and their children, in hundredths of a second.
 func (p *pair) worked() (sum int64) {
 	for _, proc := range p.Processes() {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", proc.PID()))
 		if err != nil {
-			continue // it has ended, which Running tells
+			continue // it has ended, which Running reports
 		}
 		_, rest, _ := strings.Cut(string(text), ") ")
 		const userTime = 11 // then those of the system, and both of children

@@ -13,7 +13,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
-// The variables that say how much is compared, and which worlds.
+// The variables that select the worlds and their number.
 const (
 	worldsVariable   = "IPVS_PARITY_WORLDS"
 	freshVariable    = "IPVS_PARITY_FRESH_WORLDS"
@@ -43,8 +43,7 @@ func selected(t *testing.T) beside.Selection {
 	}
 }
 
-// TestSideBySide compares what kube-proxy and nodeproxy-agent make the kernel hold in
-// generated worlds.
+// TestSideBySide compares the kernel state of kube-proxy and nodeproxy-agent in generated worlds.
 func TestSideBySide(t *testing.T) {
 	began := time.Now()
 	p := use(t)
@@ -61,7 +60,7 @@ func TestSideBySide(t *testing.T) {
 	})
 	t.Logf("%d worlds, %d changes, %d comparisons in %s", selection.Fixed+selection.Fresh, changes, comparisons, time.Since(began).Round(time.Second))
 	var listed []string
-	for _, d := range wantedDifferences() {
+	for _, d := range intendedDifferences() {
 		listed = append(listed, d.name)
 	}
 	met.Check(t, listed)
@@ -77,11 +76,11 @@ type run struct {
 	clean bool // both programs were started with nothing in the kernel
 }
 
-// live brings the world into being, changes it and compares, so many times. It returns
-// the numbers of changes and of comparisons. Programs go on from the world before unless
-// this is the first of its group, where kube-proxy needs a restart for other settings;
-// the agent goes on then, or is started as well, on what they left or with nothing. Such
-// a world is first compared as drawn, all others after they were changed.
+// live creates the world, changes it and compares, steps times. It returns the numbers of changes
+// and comparisons. Programs continue from the previous world, except in the first one of a
+// group, where kube-proxy must be restarted for other settings; then the agent continues, or is
+// restarted too, with or without the former kernel state. Such a world is first compared as
+// drawn, all others after they have changed.
 func (r *run) live(first bool, steps int) (changes, comparisons int) {
 	w := r.world
 	begins := first || w.Seed == worlds.FirstOfGroup(w.Seed)
@@ -115,7 +114,7 @@ func (r *run) live(first bool, steps int) (changes, comparisons int) {
 	return changes, comparisons
 }
 
-// write makes the API server hold the world. kube-proxy stands still until equal.
+// write writes the world to the API server. kube-proxy is frozen until equal.
 func (r *run) write(shuffle *rand.Rand) worlds.Mark {
 	r.Helper()
 	m, err := r.pair.write(r.Context(), r.world, shuffle)
@@ -125,8 +124,7 @@ func (r *run) write(shuffle *rand.Rand) worlds.Mark {
 	return m
 }
 
-// restart stops what has to be started with the settings of the world, and writes
-// these.
+// restart stops what must be started with the settings of the world, and writes these.
 func (r *run) restart(clean, agentToo bool) {
 	r.Helper()
 	ctx := r.Context()
@@ -144,12 +142,12 @@ func (r *run) restart(clean, agentToo bool) {
 			r.Fatal(err)
 		}
 	}
-	if err := errors.Join(r.addForeign(ctx), r.Writer.Begin(ctx, r.world)); err != nil {
+	if err := errors.Join(r.addUnmanaged(ctx), r.Writer.Begin(ctx, r.world)); err != nil {
 		r.Fatal(err)
 	}
 }
 
-// equal starts what does not run, and waits until both hold the same.
+// equal starts what does not run, and waits until both have the same state.
 func (r *run) equal(what string, m worlds.Mark) {
 	r.Helper()
 	began := time.Now()
@@ -162,12 +160,12 @@ func (r *run) equal(what string, m worlds.Mark) {
 	case err != nil:
 		r.Fatalf("%v\n%s\n%s", err, r.Tails(), r.repeat())
 	case len(differences) > 0:
-		r.Fatalf("what they hold differs after %s\n%s\n%s\n%s", what, report(r.world, differences), r.Tails(), r.repeat())
+		r.Fatalf("the kernel state differs after %s\n%s\n%s\n%s", what, report(r.world, differences), r.Tails(), r.repeat())
 	}
 	r.Logf("equal after %s: %s", time.Since(began).Round(100*time.Millisecond), what)
 }
 
-// report tells what differs, and the Services concerned.
+// report prints what differs, and the Services concerned.
 func report(w *worlds.World, differences []difference) string {
 	const most, described = 20, 2
 	var b strings.Builder
@@ -185,7 +183,7 @@ func report(w *worlds.World, differences []difference) string {
 	return b.String()
 }
 
-// concerns tells whether a report names an address or a node port of a Service.
+// concerns reports whether a report names an address or a node port of a Service.
 func concerns(s *worlds.Service, text string) bool {
 	for _, ip := range s.Object.Spec.ClusterIPs {
 		if strings.Contains(text, ip) {
@@ -202,7 +200,7 @@ func concerns(s *worlds.Service, text string) bool {
 	return false
 }
 
-// repeat tells the world's settings and how to have it once more.
+// repeat prints the world's settings and how to repeat it.
 func (r *run) repeat() string {
 	w := r.world
 	first := worlds.FirstOfGroup(w.Seed)

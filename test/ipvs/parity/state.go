@@ -12,7 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
-// state is all that a proxy in mode ipvs makes the kernel hold on a node.
+// state is the kernel state of a proxy in mode ipvs on a node.
 type state struct {
 	// servers are the virtual servers by protocol, address and port, as ipvsadm
 	// takes them: "-t 10.96.0.1:443".
@@ -43,7 +43,7 @@ const (
 	serversCommand = "ipvsadm -Sn"
 )
 
-// sysctls are those that a proxy in mode ipvs sets, and one that it leaves.
+// sysctls are those that a proxy in mode ipvs sets, and one that it does not.
 func sysctls() []string {
 	return []string{
 		"net/ipv4/vs/conntrack", "net/ipv4/vs/conn_reuse_mode", "net/ipv4/vs/expire_nodest_conn",
@@ -52,8 +52,7 @@ func sysctls() []string {
 	}
 }
 
-// script prints everything in sections. Each program takes its time where the
-// kernel is emulated, so there is one for each thing.
+// script prints everything in sections, with few programs, which are slow in an emulated kernel.
 func script() string {
 	var b strings.Builder
 	for _, command := range []string{
@@ -75,8 +74,8 @@ func read(ctx context.Context, node *cluster.Node) (*state, error) {
 	return parse(sections)
 }
 
-// readSections reads what parse makes a state of. Addresses that only this node has
-// are replaced by the name of their interface.
+// readSections reads the input of parse. Addresses that only this node has are replaced by the name
+// of their interface.
 func readSections(ctx context.Context, node *cluster.Node) (map[string][]string, error) {
 	text, err := node.Exec(ctx, "sh", "-c", script())
 	if err != nil {
@@ -103,7 +102,7 @@ func readSections(ctx context.Context, node *cluster.Node) (map[string][]string,
 	return sections, nil
 }
 
-// readServers reads the virtual and real servers of a node, and nothing else.
+// readServers reads only the virtual and real servers of a node.
 func readServers(ctx context.Context, node *cluster.Node) (*state, error) {
 	text, err := node.Exec(ctx, "ipvsadm", "-Sn")
 	if err != nil {
@@ -208,7 +207,7 @@ func (s *state) addSet(line string) error {
 	return nil
 }
 
-// marked tells whether there is the virtual server of a mark.
+// marked reports whether the virtual server of a mark exists.
 func (s *state) marked(m worlds.Mark, f worlds.Family) bool {
 	address, endpoint := worlds.MarkerAddress(f), worlds.MarkerEndpoint(f)
 	if f == worlds.IPv6 {

@@ -21,10 +21,9 @@ import (
 )
 
 const (
-	// limit is how long a program may take to have done all on a busy machine.
+	// limit is how long a program may take to finish on a busy machine.
 	limit = 3 * time.Minute
-	// pace is how many connections begin in a second, which is what an emulated kernel
-	// can do besides.
+	// pace is the number of new connections in a second, limited by an emulated kernel.
 	pace = 10
 	// shopIP and shopPort are where the Service answers, shopNodePort its node port.
 	shopIP       = "10.96.7.7"
@@ -52,7 +51,7 @@ type shop struct {
 	*pair
 	client  *cluster.Pod
 	targets []load.Target
-	before  *state // as kube-proxy had it
+	before  *state // kube-proxy's
 }
 
 func newShop(t *testing.T) *shop {
@@ -89,7 +88,7 @@ func newShop(t *testing.T) *shop {
 // node is the one whose proxy is changed.
 func (s *shop) node() *cluster.Node { return s.KubeProxy.Node }
 
-// makeService makes the Service, with slices as the controllers would.
+// makeService creates the Service, with slices as the controllers would.
 func (s *shop) makeService(endpoints []discoveryv1.Endpoint) {
 	s.Helper()
 	const namespace, name = metav1.NamespaceDefault, "shop"
@@ -153,7 +152,7 @@ func (s *shop) ready(what string) {
 	}
 }
 
-// under does something under load, and returns what failed.
+// under calls f under load, and returns what failed.
 func (s *shop) under(what string, f func()) []load.Failure {
 	s.Helper()
 	l, err := load.Start(s.Context(), pace, s.targets)
@@ -163,7 +162,7 @@ func (s *shop) under(what string, f func()) []load.Failure {
 	done := false
 	defer func() {
 		l.End()
-		// Where f has ended the test nobody asks which of them were allowed to fail.
+		// If f has ended the test, no caller decides which of them were allowed to fail.
 		if n := len(l.Failures()); !done && n > 0 {
 			load.Lost(s, "%s: %d connections failed", what, n)
 		}
@@ -184,7 +183,7 @@ func (s *shop) under(what string, f func()) []load.Failure {
 	return failures
 }
 
-// takeOver stops kube-proxy and starts the agent, which knows nothing of before.
+// takeOver stops kube-proxy and starts the agent without any former state.
 func (s *shop) takeOver(mode v1alpha1.ProxyMode) {
 	s.Helper()
 	s.enable(mode)
@@ -220,7 +219,7 @@ func (s *shop) handBack() {
 	s.same("kube-proxy has taken over", s.before, s.read())
 }
 
-// handBackAfterCleanup removes all that is nodeproxy's before kube-proxy starts.
+// handBackAfterCleanup removes everything of nodeproxy before kube-proxy starts.
 func (s *shop) handBackAfterCleanup() {
 	s.Helper()
 	if err := s.Agent.Stop(); err != nil {
@@ -252,7 +251,7 @@ func (s *shop) read() *state {
 func (s *shop) same(what string, before, after *state) {
 	s.Helper()
 	dropComments(situation{}, before, after)
-	for f, names := range noLocalSets() { // empty here; kube-proxy leaves them behind
+	for f, names := range noLocalSets() { // empty here; kube-proxy does not remove them
 		for _, one := range []*state{before, after} {
 			one.rules[f].DropUnusedTables()
 			delete(one.sets, names.elsewhere)
@@ -284,7 +283,7 @@ func (s *shop) startOwnAgent() {
 
 func (s *shop) agentPath() string { return s.Nodeproxy.Bin + "/nodeproxy-agent" }
 
-// programmed waits until the agent says that the kernel holds all, in a mode.
+// programmed waits until the agent reports that everything is programmed, in a mode.
 func (s *shop) programmed(mode v1alpha1.ProxyMode) {
 	s.Helper()
 	err := install.Until(s.Context(), limit, func(ctx context.Context) error {

@@ -1,3 +1,3 @@
-// Package plane holds a data plane of mode IPVS, with its rules, sets and virtual
-// servers, against a kernel that has IPVS.
+// Package plane tests a data plane of mode IPVS, with its rules, sets and virtual servers,
+// in a kernel with IPVS.
 package plane

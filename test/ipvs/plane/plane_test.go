@@ -17,6 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
@@ -60,7 +61,7 @@ type plane struct {
 
 func newPlane(t *testing.T, family dataplane.Family) *plane {
 	t.Helper()
-	p := &plane{family: family, kernel: ipvs.NewKernel(family, ipvs.KernelOptions{}), clock: testclock.NewFakeClock(time.Now())}
+	p := &plane{family: family, kernel: ipvs.NewKernel(family, ""), clock: testclock.NewFakeClock(time.Now())}
 	p.r = &dataplane.Ruleset{
 		Mode: v1alpha1.ModeIPVS, Prune: true, Full: true,
 		Node: dataplane.Node{
@@ -75,7 +76,7 @@ func newPlane(t *testing.T, family dataplane.Family) *plane {
 
 func (p *plane) restart() {
 	p.plane = ipvs.New(p.family, ipvs.Options{
-		Kernel: p.kernel, Rules: iptables.NewKeeper(p.family, iptables.Options{}), Clock: p.clock,
+		Kernel: p.kernel, Rules: iptables.NewFixedRules(ipvs.Declaration(), p.family, iptables.Options{Modes: modes.Declarations()}), Clock: p.clock,
 	})
 	p.r.Full = true
 }

@@ -1,6 +1,6 @@
-// Package rules reads what iptables-save prints, and shows how the rules of two
-// programs differ. It uses no code of the agent: what decides must not share the
-// mistakes of what is judged.
+// Package rules parses the output of iptables-save, and shows how the rules of two
+// programs differ. It uses no code of the agent, so that the judge does not share its
+// mistakes.
 package rules
 
 import (

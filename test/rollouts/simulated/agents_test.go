@@ -234,37 +234,37 @@ func (a *agent) report(rules *v1alpha1.NodeProxyRules, r reaction) v1alpha1.Node
 	if mode := rules.Spec.Settings.Mode; mode != nil {
 		status.Mode = *mode
 	}
-	accepted := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted, Message: "the agent understands this object and the node can do what it asks"}
-	programmed := metav1.Condition{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonProgrammed, Message: "the kernel holds what is wanted"}
+	accepted := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted, Message: "The agent and the node support this object."}
+	programmed := metav1.Condition{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonProgrammed, Message: "The desired state is programmed."}
 	bad := func(reason, message string) {
 		programmed.Status, programmed.Reason, programmed.Message = metav1.ConditionFalse, reason, message
 	}
 	notApplied := func() { status.SettingsRevision, status.Mode = former.SettingsRevision, former.Mode }
 	audit := rules.Spec.Settings.Enforcement != nil && *rules.Spec.Settings.Enforcement == v1alpha1.Audit
 	if audit {
-		programmed.Reason, programmed.Message = v1alpha1.ReasonAuditInSync, "enforcement is Audit: the kernel holds what is wanted"
+		programmed.Reason, programmed.Message = v1alpha1.ReasonAuditInSync, "The kernel has the desired state. Enforcement is Audit: this agent writes nothing; another proxy runs on this node (x)."
 	}
 	switch {
 	case what == fails:
 		notApplied()
-		bad(v1alpha1.ReasonFailed, "IPv4: iptables-restore: exit status 4; what could be written is written, all else stays as it was; the agent tries again")
+		bad(v1alpha1.ReasonFailed, "Not everything could be written: IPv4: iptables-restore: exit status 4. The rest is up to date or unchanged, and the agent retries.")
 	case what == rejects:
 		notApplied()
 		accepted.Status, accepted.Reason = metav1.ConditionFalse, v1alpha1.ReasonUnsupported
-		accepted.Message = "spec.settings.mode: the kernel has no IPVS; the agent tries again until it works"
+		accepted.Message = "spec.settings.mode: the kernel has no IPVS. The agent retries until it works."
 		bad(v1alpha1.ReasonFailed, accepted.Message)
 	case what == conflicts:
 		notApplied()
 		bad(v1alpha1.ReasonConflictingProxy, "kube-proxy answers on port 10249")
 	case what == breaks:
-		bad(v1alpha1.ReasonFailed, "IPv4: iptables-restore: exit status 4; what could be written is written, all else stays as it was; the agent tries again")
+		bad(v1alpha1.ReasonFailed, "Not everything could be written: IPv4: iptables-restore: exit status 4. The rest is up to date or unchanged, and the agent retries.")
 	case what == refuses:
 		programmed.Reason = v1alpha1.ReasonSomeServicesRejected
 		example := cmp.Or(r.service, "shop/cart") + ": no such address"
-		programmed.Message = "all Services are programmed but 1, whose rules the kernel refuses: " + example
+		programmed.Message = "All Services are programmed but 1, whose rules the kernel rejects: " + example
 		status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{example}}
 	case audit && what == differs:
-		bad(v1alpha1.ReasonAuditDiffers, "enforcement is Audit: 3 differences between the kernel and what is wanted")
+		bad(v1alpha1.ReasonAuditDiffers, "The kernel differs from the desired state, see status.difference.")
 	}
 	conditions := []metav1.Condition{accepted, programmed}
 	if old := meta.FindStatusCondition(former.Conditions, v1alpha1.ConditionConflictingProxy); what == conflicts || old != nil {

@@ -1,10 +1,9 @@
-// Package simulated lets changes of settings reach fifty simulated nodes: a real API
-// server, the real controller, and agents that do nothing but report, some slowly,
-// some that they fail, some never. What is written is recorded from watches, and the
-// record is held against what rollouts promise.
+// Package simulated rolls out changes of settings to fifty simulated nodes: a real API
+// server, the real controller, and agents that only report, some slowly, some failures,
+// some never. Writes are recorded from watches and compared with what rollouts promise.
 //
-// SIMULATED_SERVICES=2000 has that many Services change at their pace, SIMULATED_STEPS has
-// more happen by chance, and SIMULATED_SEED repeats what has happened so.
+// SIMULATED_SERVICES=2000 is the number of Services that a policy changes, SIMULATED_STEPS
+// the number of random events, and SIMULATED_SEED repeats them.
 package simulated
 
 import (

@@ -7,6 +7,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 	"github.com/nodeproxy-io/nodeproxy/test/scenarios"
@@ -39,8 +40,8 @@ func TestConnectionsInIPVS(t *testing.T) {
 			l.instead, l.tries = inIPVS, 4 // they come in turn
 			l.world = scenarios.New(t, p.family, func() dataplane.Dataplane {
 				return ipvs.New(p.family, ipvs.Options{
-					Kernel: ipvs.NewKernel(p.family, ipvs.KernelOptions{}),
-					Rules:  iptables.NewKeeper(p.family, iptables.Options{}),
+					Kernel: ipvs.NewKernel(p.family, ""),
+					Rules:  iptables.NewFixedRules(ipvs.Declaration(), p.family, iptables.Options{Modes: modes.Declarations()}),
 				})
 			})
 			mode := v1alpha1.ModeIPVS

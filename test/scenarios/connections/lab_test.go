@@ -81,7 +81,7 @@ func inLabs(t *testing.T, test func(*lab)) {
 				t.Parallel() // they mostly wait
 				l := newLab(t, p)
 				l.world = scenarios.New(t, p.family, func() dataplane.Dataplane {
-					return iptables.New(p.family, iptables.Options{Folder: directoryWith(t, program)})
+					return iptables.New(p.family, iptables.Options{Programs: iptables.NewPrograms(directoryWith(t, program), "")})
 				})
 				test(l)
 			})

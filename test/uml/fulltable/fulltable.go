@@ -1,6 +1,6 @@
-// Package fulltable fills the connection tracking table of a machine of its own
-// with an agent on it. It shows that connections that are open go on, that the
-// agent continues and reports the problem, and reports its end.
+// Package fulltable fills the connection tracking table of a machine with an agent. It
+// shows that open connections continue, and that the agent continues and reports the
+// problem and its end.
 package fulltable
 
 import (
@@ -213,7 +213,7 @@ func (w *world) fill() []net.Conn {
 			}
 			continue
 		}
-		now, err := conntrack.NewSystem("").Figures()
+		now, err := conntrack.NewSystem("").Statistics()
 		switch {
 		case err != nil:
 			w.Fatal(err)

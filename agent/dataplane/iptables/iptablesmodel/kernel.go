@@ -1,8 +1,8 @@
 // Package iptablesmodel is a model of what is behind the iptables programs: a
-// kernel that takes the input of iptables-restore, and tells what becomes of a
+// kernel that takes the input of iptables-restore and computes the fate of a
 // packet. It knows no code of ours, only what the programs and the kernel do, so
-// that tests compare planned rules to what they are for, and tracers tell what
-// they do. What it does not know it refuses.
+// that tests compare planned rules to their purpose, and tracers show their
+// effect. It rejects what it does not know.
 package iptablesmodel
 
 import (
@@ -15,19 +15,18 @@ import (
 	"time"
 )
 
-// chainID names a chain within a table.
 type chainID struct{ table, name string }
 
 // Kernel holds the tables nat and filter of one IP family. Its methods are not
 // called concurrently.
 type Kernel struct {
-	// Refuse says which lines of input this kernel does not take. Nil: it takes
+	// Refuse selects lines of input that this kernel rejects. Nil: it takes
 	// all that it knows.
 	Refuse func(line string) bool
-	// Mute: it does not say which lines those were.
+	// Mute: it does not report which lines those were.
 	Mute bool
-	// IPVS is what it has besides. Nil: nothing.
-	IPVS IPVS
+	// Balancer is what it has besides. Nil: nothing.
+	Balancer Balancer
 
 	chains    map[chainID][]*rule
 	addresses []netip.Addr
@@ -63,7 +62,7 @@ func (k *Kernel) SetAddresses(addresses ...netip.Addr) { k.addresses = addresses
 
 // local reports whether packets to a stay on the node.
 func (k *Kernel) local(a netip.Addr) bool {
-	return a.IsLoopback() || slices.Contains(k.addresses, a) || k.IPVS != nil && k.IPVS.Bound(a)
+	return a.IsLoopback() || slices.Contains(k.addresses, a) || k.Balancer != nil && k.Balancer.Bound(a)
 }
 
 // Save prints a table as iptables-save does.
@@ -106,7 +105,7 @@ func (k *Kernel) Chain(table, name string) ([]string, bool) {
 	return out, ok
 }
 
-// SetChain makes a chain hold these rules, whatever jumps to it.
+// SetChain replaces the rules of a chain, or makes it.
 func (k *Kernel) SetChain(table, name string, specs ...string) error {
 	rules := make([]*rule, len(specs))
 	for i, spec := range specs {
@@ -119,14 +118,8 @@ func (k *Kernel) SetChain(table, name string, specs ...string) error {
 	return nil
 }
 
-// Insert puts a rule at the head of a chain.
-func (k *Kernel) Insert(table, chain, spec string) error {
-	return edit(k.chains, chainID{table, chain}, "-I", spec)
-}
-
 // Restore takes the input of iptables-restore --noflush: section by section,
-// each as a whole or not at all. The error is what the program prints about what
-// it does not take.
+// each as a whole or not at all. The error is what the program prints about rejected input.
 func (k *Kernel) Restore(input string) error {
 	var (
 		work   map[chainID][]*rule
@@ -199,7 +192,7 @@ func edit(chains map[chainID][]*rule, id chainID, op, spec string) error {
 		if len(have) > 0 {
 			return fmt.Errorf("chain %s is not empty", id.name)
 		}
-		delete(chains, id) // checkJumps refuses it if the chain is in use
+		delete(chains, id) // checkJumps rejects it if the chain is in use
 		return nil
 	}
 	r, err := parseRule(spec)
@@ -223,7 +216,6 @@ func edit(chains map[chainID][]*rule, id chainID, op, spec string) error {
 	return nil
 }
 
-// checkJumps refuses jumps to chains that do not exist.
 func checkJumps(chains map[chainID][]*rule) error {
 	for id, rules := range chains {
 		for _, r := range rules {
@@ -236,4 +228,127 @@ func checkJumps(chains map[chainID][]*rule) error {
 		}
 	}
 	return nil
+}
+
+// Balancer is what a kernel has besides its tables: virtual servers, the addresses
+// of a device of theirs, and ipsets.
+type Balancer interface {
+	// Name is the table in steps through virtual servers.
+	Name() string
+	// Bound reports whether a is an address of the node besides those of its
+	// other interfaces.
+	Bound(a netip.Addr) bool
+	// Choose returns the real servers that a new connection may get, one as
+	// probably as another; the zero one stands for a rejection, as do none. Served
+	// is false where the destination is no virtual server.
+	Choose(p Packet) (reals []netip.AddrPort, served bool)
+	// HasSet reports whether there is an ipset of that name.
+	HasSet(set string) bool
+	// InSet reports whether an ipset has the parts of p that directions name: src or dst
+	// for each of its dimensions.
+	InSet(set string, directions []string, p Packet) (bool, error)
+}
+
+// balance does what the Balancer does to packets that are about to be delivered to the
+// node, or have just left one of its processes.
+func (w *walk) balance(live []*flow) []*flow {
+	if w.Balancer == nil {
+		return live
+	}
+	return w.where(live, func(f *flow) bool { return f.packet.State == "NEW" }, func(flows []*flow) []*flow {
+		var out []*flow
+		for _, f := range flows {
+			out = append(out, w.choose(f)...)
+		}
+		return out
+	})
+}
+
+// choose splits a flow by the real servers that it may get.
+func (w *walk) choose(f *flow) []*flow {
+	reals, served := w.Balancer.Choose(f.packet)
+	reject := func(f *flow, why string) {
+		f.ended = Rejected
+		f.path = append(f.path, Step{w.Balancer.Name(), f.packet.Destination.String(), why, rejects})
+	}
+	switch {
+	case !served:
+		return []*flow{f}
+	case len(reals) == 0:
+		reject(f, "it has no real server")
+		return []*flow{f}
+	}
+	var out []*flow
+	for _, real := range reals {
+		x := f.clone()
+		x.share /= float64(len(reals))
+		if !real.IsValid() {
+			reject(x, "its scheduler chooses a real server of weight 0")
+			out = append(out, x)
+			continue
+		}
+		x.virtual, x.packet.Destination = f.packet.Destination, real
+		x.path = append(x.path, Step{w.Balancer.Name(), f.packet.Destination.String(), "real server " + real.String(), real.String()})
+		out = append(out, x)
+	}
+	return out
+}
+
+// inSet evaluates --match-set, whose value is the name and the directions.
+func (w *walk) inSet(m *match, f *flow) bool {
+	if w.Balancer == nil {
+		w.fail("an ipset without a model of ipsets: %s", m.value)
+		return false
+	}
+	in, err := w.Balancer.InSet(m.value, m.list, f.packet)
+	if err != nil {
+		w.fail("%v", err)
+	}
+	return in
+}
+
+// isVirtual reports whether the virtual server that a packet was sent to is that of an
+// option of a match.
+func (f *flow) isVirtual(option string, m *match) bool {
+	switch option {
+	case "--vaddr":
+		return m.prefix.Contains(f.virtual.Addr())
+	case "--vproto":
+		return m.value == f.packet.Protocol
+	default:
+		return m.number == uint64(f.virtual.Port())
+	}
+}
+
+// checkSets rejects rules that ask an ipset which does not exist.
+func (k *Kernel) checkSets(chains map[chainID][]*rule) error {
+	for id, rules := range chains {
+		for _, r := range rules {
+			if m, ok := r.matches["--match-set"]; ok && (k.Balancer == nil || !k.Balancer.HasSet(m.value)) {
+				return fmt.Errorf("%s: Set %s doesn't exist", id.name, m.value)
+			}
+		}
+	}
+	return nil
+}
+
+// AsksSet reports whether some rule asks an ipset, which the kernel does not
+// delete then.
+func (k *Kernel) AsksSet(set string) bool {
+	for _, rules := range k.chains {
+		if slices.ContainsFunc(rules, func(r *rule) bool { return r.matches["--match-set"].value == set }) {
+			return true
+		}
+	}
+	return false
+}
+
+func readDirections(text string) ([]string, error) {
+	list := strings.Split(text, ",")
+	for _, d := range list {
+		if d != "src" && d != "dst" {
+			return nil, fmt.Errorf("unknown direction %s", d)
+		}
+	}
+	return list, nil
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 )
 
-// Limits of the kernel, in bytes.
 const (
 	maxChainName = 28
 	maxComment   = 255
@@ -39,7 +38,6 @@ var targets = map[string]verdict{
 // rejects is the target of a virtual server without real servers, too.
 const rejects = "REJECT"
 
-// rule is a rule as it was written and what it means.
 type rule struct {
 	text    string
 	matches map[string]match // by option; -m alone is not among them
@@ -86,7 +84,7 @@ func (r *rule) same(o *rule) bool {
 }
 
 // parseRule reads a rule as iptables-restore does, without "-A CHAIN". It fails
-// for whatever this package could not evaluate.
+// for anything that this package cannot evaluate.
 func parseRule(text string) (*rule, error) {
 	words, err := splitWords(text)
 	if err != nil {
@@ -241,31 +239,23 @@ func (p *parser) targetOption(name string, not bool) error {
 	return nil
 }
 
-// check holds the parts of a rule against each other.
+// modules are the matches with those of their options that need -m.
+var modules = map[string][]string{
+	"comment": {"--comment"}, "conntrack": {"--ctstate"}, "mark": {"--mark"},
+	"addrtype": {"--src-type", "--dst-type"}, "statistic": {"--probability", "--mode"},
+	"recent": {"--rcheck", "--set", "--name"}, "set": {"--match-set"}, "physdev": {"--physdev-is-in"},
+	"ipvs": {"--vaddr", "--vproto", "--vport"},
+}
+
+// check compares the parts of a rule to each other.
 func (p *parser) check() error {
 	r := p.rule
 	has := func(option string) bool { _, ok := r.matches[option]; return ok }
-	for _, v := range []struct {
-		option, module string
-	}{
-		{"--comment", "comment"},
-		{"--ctstate", "conntrack"},
-		{"--mark", "mark"},
-		{"--src-type", "addrtype"},
-		{"--dst-type", "addrtype"},
-		{"--probability", "statistic"},
-		{"--mode", "statistic"},
-		{"--rcheck", "recent"},
-		{"--set", "recent"},
-		{"--name", "recent"},
-		{"--match-set", "set"},
-		{"--physdev-is-in", "physdev"},
-		{"--vaddr", "ipvs"},
-		{"--vproto", "ipvs"},
-		{"--vport", "ipvs"},
-	} {
-		if has(v.option) && !slices.Contains(r.modules, v.module) {
-			return fmt.Errorf("%s without -m %s", v.option, v.module)
+	for module, options := range modules {
+		for _, option := range options {
+			if has(option) && !slices.Contains(r.modules, module) {
+				return fmt.Errorf("%s without -m %s", option, module)
+			}
 		}
 	}
 	for _, module := range r.modules {
@@ -274,9 +264,10 @@ func (p *parser) check() error {
 			if r.matches["-p"].value != module || r.matches["-p"].not {
 				return fmt.Errorf("-m %s without -p %s", module, module)
 			}
-		case "comment", "conntrack", "mark", "addrtype", "statistic", "recent", "set", "physdev", "ipvs":
 		default:
-			return fmt.Errorf("unknown match %s", module)
+			if modules[module] == nil {
+				return fmt.Errorf("unknown match %s", module)
+			}
 		}
 	}
 	switch {
@@ -309,7 +300,6 @@ func (r *rule) remembersLast() bool {
 	return true
 }
 
-// read reads the value of an option.
 func (m *match) read(option string) error {
 	var err error
 	switch option {
@@ -363,7 +353,6 @@ func (m *match) read(option string) error {
 	return err
 }
 
-// readMark reads value[/mask].
 func readMark(text string) (value, mask uint64, err error) {
 	v, m, masked := strings.Cut(text, "/")
 	if value, err = strconv.ParseUint(v, 0, 32); err != nil {

@@ -24,17 +24,16 @@ type Packet struct {
 	Bridged bool
 }
 
-// Fate is what may become of a packet.
+// Fate is how a packet ends.
 type Fate string
 
 // Fates of packets.
 const (
-	// Delivered: the destination was translated to an endpoint, by a rule or by
-	// IPVS.
+	// Delivered: the destination was translated to an endpoint.
 	Delivered Fate = "DELIVERED"
-	// Rejected: refused with an answer.
+	// Rejected: discarded with an answer.
 	Rejected Fate = "REJECT"
-	// Dropped: refused without an answer.
+	// Dropped: discarded without an answer.
 	Dropped Fate = "DROP"
 	// Accepted: not translated, and a rule lets it pass.
 	Accepted Fate = "ACCEPT"
@@ -44,7 +43,7 @@ const (
 
 // Step is a rule that a packet has met, or a virtual server.
 type Step struct {
-	// Table is nat, filter or, of a virtual server, TableIPVS.
+	// Table is nat, filter or, of a virtual server, the Balancer's name.
 	Table string `json:"table"`
 	// Chain is the rule's, or the virtual server's address.
 	Chain string `json:"chain"`
@@ -55,12 +54,12 @@ type Step struct {
 	Target string `json:"target,omitempty"`
 }
 
-// TableIPVS stands for the virtual servers.
-const TableIPVS = "ipvs"
+// Balanced reports whether the step is a virtual server.
+func (s Step) Balanced() bool { return builtIn[s.Table] == nil }
 
 func (s Step) String() string { return s.Table + " " + s.Chain + " " + s.Rule }
 
-// Outcome is one of the things that may become of a packet.
+// Outcome is one of the possible outcomes of a packet.
 type Outcome struct {
 	Fate Fate
 	// Endpoint is the new destination, if Delivered.
@@ -73,12 +72,12 @@ type Outcome struct {
 	Path []Step
 
 	entered []seenKey // what it is remembered by
-	// virtual is the destination before IPVS translated it, if it did.
+	// virtual is the destination before the Balancer translated it, if it did.
 	virtual netip.AddrPort
 }
 
-// Trace tells all that may become of a packet, sorted by endpoint. The kernel
-// stays as it is.
+// Trace returns the possible outcomes of a packet, sorted by endpoint. It does not change the
+// kernel.
 func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 	if !slices.Contains([]string{"tcp", "udp", "sctp"}, p.Protocol) || !p.Source.IsValid() || !p.Destination.IsValid() ||
 		p.Source.BitLen() != p.Destination.Addr().BitLen() {
@@ -95,7 +94,7 @@ func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 		live = w.balance(live)
 		live = w.filter("OUTPUT", live)
 		live = w.nat("POSTROUTING", live)
-		// IPVS leaves what goes to the node itself on the way that it has.
+		// Of what it balances, what goes to the node itself stays on its way.
 		stays := func(f *flow) bool { return k.staysHere(f) && (!f.virtual.IsValid() || k.local(f.virtual.Addr())) }
 		live = w.where(live, stays, func(f []*flow) []*flow {
 			for _, x := range f {
@@ -109,7 +108,7 @@ func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 		forwarded := func(f *flow) bool { return k.goesOn(f) && !f.virtual.IsValid() }
 		live = w.where(live, k.staysHere, func(f []*flow) []*flow { return w.balance(w.filter("INPUT", f)) })
 		live = w.where(live, forwarded, func(f []*flow) []*flow { return w.nat("POSTROUTING", w.filter("FORWARD", f)) })
-		// IPVS sends what it translates as the node's own packets, which enter by no interface.
+		// What it balances leaves as the node's own packets, which enter by no interface.
 		live = w.where(live, func(f *flow) bool { return k.goesOn(f) && f.virtual.IsValid() },
 			func(f []*flow) []*flow {
 				for _, x := range f {
@@ -150,7 +149,7 @@ type flow struct {
 	mark     uint32
 	dnat     bool           // a rule chose the destination
 	moved    bool           // and it was another one: the kernel's state DNAT
-	virtual  netip.AddrPort // destination before IPVS translated it
+	virtual  netip.AddrPort // destination before the Balancer translated it
 	masq     bool
 	ended    Fate // Rejected or Dropped
 	accepted bool
@@ -367,20 +366,7 @@ func (w *walk) holds(option string, m *match, r *rule, f *flow) bool {
 	return is != m.not
 }
 
-// isVirtual reports whether the virtual server that a packet was sent to is what an
-// option of the match ipvs says.
-func (f *flow) isVirtual(option string, m *match) bool {
-	switch option {
-	case "--vaddr":
-		return m.prefix.Contains(f.virtual.Addr())
-	case "--vproto":
-		return m.value == f.packet.Protocol
-	default:
-		return m.number == uint64(f.virtual.Port())
-	}
-}
-
-// merge joins flows that end alike, by the same virtual server of IPVS or by none.
+// merge joins flows that end alike, by the same virtual server or by none.
 func merge(flows []*flow) []Outcome {
 	var out []Outcome
 	for _, f := range flows {

@@ -12,93 +12,77 @@ import (
 
 // Bound implements ipvs.Kernel.
 func (k *Kernel) Bound() (addrs []netip.Addr, exists bool, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.begin(Call{Method: "Bound"}); err != nil {
-		return nil, false, err
-	}
-	return slices.SortedFunc(maps.Keys(k.bound), netip.Addr.Compare), k.device, nil
+	err = k.call(Call{Method: "Bound"}, func() error {
+		addrs, exists = slices.SortedFunc(maps.Keys(k.bound), netip.Addr.Compare), k.device
+		return nil
+	})
+	return addrs, exists, err
 }
 
 // CreateDevice implements ipvs.Kernel.
 func (k *Kernel) CreateDevice() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.begin(Call{Method: "CreateDevice"}); err != nil {
-		return err
-	}
-	k.device = true
-	return nil
+	return k.call(Call{Method: "CreateDevice"}, func() error {
+		k.device = true
+		return nil
+	})
 }
 
 // DeleteDevice implements ipvs.Kernel.
 func (k *Kernel) DeleteDevice() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.begin(Call{Method: "DeleteDevice"}); err != nil {
-		return err
-	}
-	for _, a := range slices.SortedFunc(maps.Keys(k.bound), netip.Addr.Compare) {
-		k.tell(ipvs.Event{Device: true, Addr: a, Removed: true})
-	}
-	if k.device {
-		k.tell(ipvs.Event{Device: true, Removed: true})
-	}
-	k.device = false
-	clear(k.bound)
-	return nil
+	return k.call(Call{Method: "DeleteDevice"}, func() error {
+		for _, a := range slices.SortedFunc(maps.Keys(k.bound), netip.Addr.Compare) {
+			k.unbind(a)
+		}
+		if k.device {
+			k.publish(ipvs.Event{Device: true, Removed: true})
+		}
+		k.device = false
+		return nil
+	})
 }
 
 // Bind implements ipvs.Kernel.
 func (k *Kernel) Bind(a netip.Addr) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.begin(Call{Method: "Bind", Addr: a}); err != nil {
-		return err
-	}
-	switch {
-	case !k.device:
-		return fmt.Errorf("bind %s: the device: %w", a, fs.ErrNotExist)
-	case !k.family.Of(a):
-		return fmt.Errorf("bind %s: not of %s", a, k.family)
-	}
-	if !k.bound[a] {
-		k.bound[a] = true
-		k.tell(ipvs.Event{Device: true, Addr: a})
-	}
-	return nil
+	return k.call(Call{Method: "Bind", Addr: a}, func() error {
+		switch {
+		case !k.device:
+			return fmt.Errorf("bind %s: the device: %w", a, fs.ErrNotExist)
+		case !k.family.Of(a):
+			return fmt.Errorf("bind %s: not of %s", a, k.family)
+		}
+		if !k.bound[a] {
+			k.bound[a] = true
+			k.publish(ipvs.Event{Device: true, Addr: a})
+		}
+		return nil
+	})
 }
 
 // Unbind implements ipvs.Kernel.
 func (k *Kernel) Unbind(a netip.Addr) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.begin(Call{Method: "Unbind", Addr: a}); err != nil {
-		return err
-	}
+	return k.call(Call{Method: "Unbind", Addr: a}, func() error {
+		k.unbind(a)
+		return nil
+	})
+}
+
+func (k *Kernel) unbind(a netip.Addr) {
 	if k.bound[a] {
 		delete(k.bound, a)
-		k.tell(ipvs.Event{Device: true, Addr: a, Removed: true})
+		k.publish(ipvs.Event{Device: true, Addr: a, Removed: true})
 	}
-	return nil
 }
 
 // Yield implements ipvs.Kernel.
 func (k *Kernel) Yield(a, source netip.Addr) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.begin(Call{Method: "Yield", Addr: a}); err != nil {
-		return err
-	}
-	if !slices.Contains(k.Tables.Addresses(), source) {
-		return fmt.Errorf("%s is no address of the node", source)
-	}
-	k.yielded[a] = true
-	if k.bound[a] {
-		delete(k.bound, a)
-		k.tell(ipvs.Event{Device: true, Addr: a, Removed: true})
-	}
-	return nil
+	return k.call(Call{Method: "Yield", Addr: a}, func() error {
+		if !slices.Contains(k.Tables.Addresses(), source) {
+			return fmt.Errorf("%s is no address of the node", source)
+		}
+		k.yielded[a] = true
+		k.unbind(a)
+		return nil
+	})
 }
 
 // Reclaim implements ipvs.Kernel.
@@ -106,7 +90,7 @@ func (k *Kernel) Reclaim(but []netip.Addr) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.yielded) == 0 {
-		return nil // it is read
+		return nil // the kernel only reads
 	}
 	if err := k.begin(Call{Method: "Reclaim"}); err != nil {
 		return err
@@ -115,7 +99,7 @@ func (k *Kernel) Reclaim(but []netip.Addr) error {
 	return nil
 }
 
-// Yielded are the addresses that are yielded, sorted.
+// Yielded returns the yielded addresses, sorted.
 func (k *Kernel) Yielded() []netip.Addr {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -123,16 +107,15 @@ func (k *Kernel) Yielded() []netip.Addr {
 }
 
 // Addresses implements ipvs.Kernel.
-func (k *Kernel) Addresses() ([]netip.Addr, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.begin(Call{Method: "Addresses"}); err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(k.Tables.Addresses(), func(a netip.Addr) bool { return !k.family.Of(a) }), nil
+func (k *Kernel) Addresses() (addrs []netip.Addr, err error) {
+	err = k.call(Call{Method: "Addresses"}, func() error {
+		addrs = slices.DeleteFunc(k.Tables.Addresses(), func(a netip.Addr) bool { return !k.family.Of(a) })
+		return nil
+	})
+	return addrs, err
 }
 
-// SetAddresses gives the node's interfaces besides kube-ipvs0 other addresses.
+// SetAddresses replaces the addresses of the interfaces other than kube-ipvs0.
 func (k *Kernel) SetAddresses(addresses ...netip.Addr) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -141,27 +124,27 @@ func (k *Kernel) SetAddresses(addresses ...netip.Addr) {
 	after := k.Tables.Addresses()
 	for _, a := range before {
 		if !slices.Contains(after, a) {
-			k.tell(ipvs.Event{Addr: a, Removed: true})
+			k.publish(ipvs.Event{Addr: a, Removed: true})
 		}
 	}
 	for _, a := range after {
 		if !slices.Contains(before, a) {
-			k.tell(ipvs.Event{Addr: a})
+			k.publish(ipvs.Event{Addr: a})
 		}
 	}
 }
 
-// keptEvents is how many events the kernel keeps for one that does not read them.
-const keptEvents = 4096
+// eventBuffer is how many events the kernel buffers for a listener.
+const eventBuffer = 4096
 
 // Events implements ipvs.Kernel.
 func (k *Kernel) Events(done <-chan struct{}) (<-chan ipvs.Event, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.Lacks != nil {
-		return nil, k.Lacks
+	if err := k.begin(Call{Method: "Events"}); err != nil {
+		return nil, err
 	}
-	c := make(chan ipvs.Event, keptEvents)
+	c := make(chan ipvs.Event, eventBuffer)
 	k.listeners[c] = struct{}{}
 	go func() {
 		<-done
@@ -172,8 +155,8 @@ func (k *Kernel) Events(done <-chan struct{}) (<-chan ipvs.Event, error) {
 	return c, nil
 }
 
-// tell tells all listeners, with the kernel locked.
-func (k *Kernel) tell(e ipvs.Event) {
+// publish sends an event to all listeners. The kernel is locked.
+func (k *Kernel) publish(e ipvs.Event) {
 	if e.Addr.IsValid() && !k.family.Of(e.Addr) {
 		return
 	}
@@ -190,15 +173,5 @@ func (k *Kernel) hangUp(c chan ipvs.Event) {
 	if _, ok := k.listeners[c]; ok {
 		delete(k.listeners, c)
 		close(c)
-	}
-}
-
-// CutEvents lets all listeners miss what comes, as when there was more to tell
-// than is kept.
-func (k *Kernel) CutEvents() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for c := range k.listeners {
-		k.hangUp(c)
 	}
 }

@@ -1,4 +1,4 @@
-package ipvsmodel
+package ipvsmodel_test
 
 import (
 	"errors"
@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -25,9 +27,9 @@ var (
 )
 
 // newKernel holds one virtual server with two real servers.
-func newKernel(t *testing.T, s ipvs.Server) *Kernel {
+func newKernel(t *testing.T, s ipvs.Server) *ipvstest.Kernel {
 	t.Helper()
-	k := New(dataplane.IPv4, netip.MustParseAddr("192.168.0.2"))
+	k := ipvstest.New(dataplane.IPv4, netip.MustParseAddr("192.168.0.2"))
 	must(t, k.CreateDevice(), k.Bind(vip), k.AddServer(web, s), k.AddReal(web, realA, 1), k.AddReal(web, realB, 1))
 	return k
 }
@@ -40,7 +42,7 @@ func must(t *testing.T, list ...error) {
 }
 
 // connects opens connections one after the other and returns where they go.
-func connects(t *testing.T, k *Kernel, source netip.Addr, n int) string {
+func connects(t *testing.T, k *ipvstest.Kernel, source netip.Addr, n int) string {
 	t.Helper()
 	var out []string
 	for range n {
@@ -81,7 +83,7 @@ func TestTurns(t *testing.T) {
 }
 
 // TestPersistence: a client keeps its real server until it has been silent for the
-// timeout, or the real server gets nobody any more.
+// timeout, or the real server gets no clients any more.
 func TestPersistence(t *testing.T) {
 	k := newKernel(t, ipvs.Server{Scheduler: "rr", Flags: ipvs.FlagPersistent, Timeout: 60})
 	must(t, k.SetSysctl("net/ipv4/vs/expire_quiescent_template", "1"))
@@ -124,14 +126,14 @@ func TestRefusalEndsPersistence(t *testing.T) {
 		want []netip.AddrPort
 	}{{realB, []netip.AddrPort{realB}}, {netip.AddrPort{}, []netip.AddrPort{realA, realB}}} {
 		k.Remember(web, outside, c.got)
-		if reals, served := (packets{k}).Choose(p); !served || !slices.Equal(reals, c.want) {
+		if reals, served := k.Tables.Balancer.Choose(p); !served || !slices.Equal(reals, c.want) {
 			t.Errorf("after %s: %v, %t", c.got, reals, served)
 		}
 	}
 	k.Remember(ipvs.Key{Addr: vip, Port: 81, Protocol: v1alpha1.ProtocolTCP}, outside, realA) // there is none
 }
 
-// The schedulers that choose by an address refuse those who get a real server of weight 0.
+// The schedulers that choose by an address reject those who get a real server of weight 0.
 func TestHashingWithoutWeight(t *testing.T) {
 	for scheduler, want := range map[string]string{
 		"rr": "DELIVERED 1.00", "mh": "DELIVERED 1.00", "sh": "REJECT 0.50 DELIVERED 0.50", "dh": "REJECT 0.50 DELIVERED 0.50",
@@ -168,7 +170,7 @@ func TestRefusals(t *testing.T) {
 			t.Error(name)
 		}
 	}
-	k.Refuse = func(c Call) error {
+	k.Reject = func(c ipvsmodel.Call) error {
 		if c.Key == other {
 			return errors.New("no")
 		}
@@ -176,7 +178,7 @@ func TestRefusals(t *testing.T) {
 	}
 	k.Reset()
 	if k.AddServer(other, ipvs.Server{Scheduler: "rr"}) == nil || k.AddReal(web, netip.MustParseAddrPort("10.0.0.3:80"), 1) != nil {
-		t.Error("refuses another key than it should")
+		t.Error("rejects another key than it should")
 	}
 	if got := k.Writes(); !slices.Equal(got, []string{"AddServer 10.96.0.1,tcp:81 rr 0x0 0", "AddReal 10.96.0.1,tcp:80 10.0.0.3:80 1"}) || k.Messages() != 2 {
 		t.Errorf("%d messages: %q", k.Messages(), got)
@@ -204,9 +206,9 @@ func TestSets(t *testing.T) {
 		{ipvs.BitmapPort, "80", "dst", true},
 		{ipvs.BitmapPort, "81", "dst", false},
 	} {
-		k := New(dataplane.IPv4)
+		k := ipvstest.New(dataplane.IPv4)
 		must(t, k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: c.kind, Create: true, Add: []ipvs.Entry{c.entry}}}))
-		in, err := packets{k}.InSet("S", strings.Split(c.directions, ","), packet)
+		in, err := k.Tables.Balancer.InSet("S", strings.Split(c.directions, ","), packet)
 		if err != nil || in != c.in {
 			t.Errorf("%s %s by %s: %t, %v", c.kind, c.entry, c.directions, in, err)
 		}
@@ -216,19 +218,19 @@ func TestSets(t *testing.T) {
 // A set of ports matches no packet of SCTP, which is why node ports of SCTP are in a set with
 // addresses.
 func TestPortsOfSCTP(t *testing.T) {
-	k := New(dataplane.IPv4)
+	k := ipvstest.New(dataplane.IPv4)
 	must(t, k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: ipvs.BitmapPort, Create: true, Add: []ipvs.Entry{"80"}}}))
 	for protocol, want := range map[string]bool{"tcp": true, "udp": true, "sctp": false} {
 		packet := iptablesmodel.Packet{Protocol: protocol, In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
-		if in, err := (packets{k}).InSet("S", []string{"dst"}, packet); err != nil || in != want {
+		if in, err := k.Tables.Balancer.InSet("S", []string{"dst"}, packet); err != nil || in != want {
 			t.Errorf("%s: %t, %v", protocol, in, err)
 		}
 	}
 }
 
-// TestEntriesThatAreRefused: what is not of the type, or not as the kernel prints
+// TestEntriesThatAreRejected: what is not of the type, or not as the kernel prints
 // it.
-func TestEntriesThatAreRefused(t *testing.T) {
+func TestEntriesThatAreRejected(t *testing.T) {
 	for kind, list := range map[ipvs.SetType][]ipvs.Entry{
 		ipvs.HashIP:        {"10.96.0.1/32", "10.96.0.1,tcp:80", "fd00::1"},
 		ipvs.HashIPPort:    {"10.96.0.1", "10.96.0.1,80", "10.96.0.1,tcp:080", "10.96.0.1,icmp:80"},
@@ -237,7 +239,7 @@ func TestEntriesThatAreRefused(t *testing.T) {
 		ipvs.BitmapPort:    {"tcp:80", "70000"},
 	} {
 		for _, e := range list {
-			k := New(dataplane.IPv4)
+			k := ipvstest.New(dataplane.IPv4)
 			var fault *ipvs.SetError
 			err := k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: kind, Create: true, Add: []ipvs.Entry{e}}})
 			if !errors.As(err, &fault) || fault.Entry != e {
@@ -245,7 +247,7 @@ func TestEntriesThatAreRefused(t *testing.T) {
 			}
 		}
 	}
-	k := New(dataplane.IPv4)
+	k := ipvstest.New(dataplane.IPv4)
 	must(t, k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: ipvs.HashIP, Create: true}}),
 		k.Tables.Restore("*filter\n-A INPUT -m set --match-set S dst -j DROP\nCOMMIT\n"))
 	if k.DeleteSets([]ipvs.SetName{"S"}) == nil {
@@ -256,7 +258,7 @@ func TestEntriesThatAreRefused(t *testing.T) {
 // TestSetsApart: an ipset that is rejected does not keep others from being changed and
 // deleted, but from losing entries.
 func TestSetsApart(t *testing.T) {
-	k := New(dataplane.IPv4)
+	k := ipvstest.New(dataplane.IPv4)
 	var fault *ipvs.SetError
 	err := k.ChangeSets([]ipvs.SetChange{
 		{Name: "A", Type: ipvs.HashIP, Create: true, Add: []ipvs.Entry{"nonsense"}},
@@ -267,14 +269,14 @@ func TestSetsApart(t *testing.T) {
 	}
 	must(t, k.Tables.Restore("*filter\n-A INPUT -m set --match-set A dst -j DROP\nCOMMIT\n"))
 	err = k.DeleteSets([]ipvs.SetName{"A", "B"})
-	if !errors.As(err, &fault) || fault.Set != "A" || !(packets{k}).HasSet("A") || (packets{k}).HasSet("B") {
-		t.Errorf("%v, A is there: %t, B is there: %t", err, (packets{k}).HasSet("A"), (packets{k}).HasSet("B"))
+	if !errors.As(err, &fault) || fault.Set != "A" || !k.Tables.Balancer.HasSet("A") || k.Tables.Balancer.HasSet("B") {
+		t.Errorf("%v, A is there: %t, B is there: %t", err, k.Tables.Balancer.HasSet("A"), k.Tables.Balancer.HasSet("B"))
 	}
 }
 
-// TestEvents: who listens is told of addresses until they hang up.
+// TestEvents: listeners get events until they hang up.
 func TestEvents(t *testing.T) {
-	k := New(dataplane.IPv4, netip.MustParseAddr("192.168.0.2"))
+	k := ipvstest.New(dataplane.IPv4, netip.MustParseAddr("192.168.0.2"))
 	done := make(chan struct{})
 	events, err := k.Events(done)
 	must(t, err, k.CreateDevice(), k.Bind(vip), k.Bind(vip))

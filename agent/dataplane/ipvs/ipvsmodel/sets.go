@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
@@ -22,56 +21,35 @@ type set struct {
 
 // Sets implements ipvs.Kernel.
 func (k *Kernel) Sets(names []ipvs.SetName) (map[ipvs.SetName][]ipvs.Entry, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.begin(Call{Method: "Sets"}); err != nil {
-		return nil, err
-	}
 	out := map[ipvs.SetName][]ipvs.Entry{}
-	for _, name := range names {
-		if s := k.sets[name]; s != nil {
-			out[name] = slices.Sorted(maps.Keys(s.entries))
+	err := k.call(Call{Method: "Sets"}, func() error {
+		for _, name := range names {
+			if s := k.sets[name]; s != nil {
+				out[name] = slices.Sorted(maps.Keys(s.entries))
+			}
 		}
-	}
-	return out, nil
-}
-
-// Entries lists those of an ipset, sorted.
-func (k *Kernel) Entries(name ipvs.SetName) []string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	var out []string
-	if s := k.sets[name]; s != nil {
-		for e := range s.entries {
-			out = append(out, string(e))
-		}
-	}
-	slices.Sort(out)
-	return out
+		return nil
+	})
+	return out, err
 }
 
 // ChangeSets implements ipvs.Kernel.
 func (k *Kernel) ChangeSets(changes []ipvs.SetChange) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.begin(Call{Method: "ChangeSets", Sets: slices.Clone(changes)}); err != nil {
-		return err
-	}
-	var failed []error // which does not keep the other sets from being changed
-	for i := range changes {
-		if err := k.addTo(&changes[i]); err != nil {
-			failed = append(failed, err)
+	return k.call(Call{Method: "ChangeSets", Sets: slices.Clone(changes)}, func() error {
+		var failed []error // the other sets are changed nevertheless
+		for i := range changes {
+			failed = append(failed, k.addTo(&changes[i]))
 		}
-	}
-	if len(failed) > 0 {
-		return errors.Join(failed...)
-	}
-	for _, c := range changes {
-		for _, e := range c.Remove {
-			delete(k.sets[c.Name].entries, e)
+		if err := errors.Join(failed...); err != nil {
+			return err
 		}
-	}
-	return nil
+		for _, c := range changes {
+			for _, e := range c.Remove {
+				delete(k.sets[c.Name].entries, e)
+			}
+		}
+		return nil
+	})
 }
 
 func (k *Kernel) addTo(c *ipvs.SetChange) error {
@@ -100,7 +78,7 @@ func (k *Kernel) addTo(c *ipvs.SetChange) error {
 func (k *Kernel) DeleteSets(names []ipvs.SetName) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var failed []error // which does not keep the other sets from being deleted
+	var failed []error // the other sets are deleted nevertheless
 	for _, name := range names {
 		err := k.begin(Call{Method: "DeleteSets", Name: string(name)})
 		if err == nil && k.sets[name] != nil && k.Tables.AsksSet(string(name)) {
@@ -115,90 +93,47 @@ func (k *Kernel) DeleteSets(names []ipvs.SetName) error {
 	return errors.Join(failed...)
 }
 
-// entry is what an entry of an ipset means.
-type entry struct {
-	addr     netip.Addr
-	protocol string
-	port     uint16
-	net      netip.Prefix // one address for hash:ip,port,ip
-}
+// protocols are those that entries of the mode have.
+var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132}
 
-// parseEntry reads an entry, and refuses what is not as the kernel would give it
-// back.
-func (k *Kernel) parseEntry(kind ipvs.SetType, text ipvs.Entry) (entry, error) {
-	e := entry{}
-	parts := strings.Split(string(text), ",")
-	var err error
-	if kind == ipvs.BitmapPort {
-		var n uint64
-		n, err = strconv.ParseUint(string(text), 10, 16)
-		e.port = uint16(n)
+// parseEntry reads an entry. It rejects what the kernel would return differently.
+func (k *Kernel) parseEntry(kind ipvs.SetType, text ipvs.Entry) (ipvs.Element, error) {
+	e, err := ipvs.ParseElement(kind, text)
+	if err != nil {
 		return e, err
 	}
-	if want := len(strings.Split(strings.TrimPrefix(string(kind), "hash:"), ",")); len(parts) != want {
-		return e, fmt.Errorf("%d parts, not %d", len(parts), want)
+	network := e.Second.IsValid()
+	if network {
+		e.Second = e.Second.Masked()
 	}
-	if e.addr, err = netip.ParseAddr(parts[0]); err != nil {
-		return e, err
-	}
-	canonical := []string{e.addr.String()}
-	if len(parts) > 1 {
-		protocol, number, _ := strings.Cut(parts[1], ":")
-		n, err := strconv.ParseUint(number, 10, 16)
-		if err != nil || !slices.Contains([]string{"tcp", "udp", "sctp"}, protocol) {
-			return e, fmt.Errorf("no protocol:port: %s", parts[1])
-		}
-		e.protocol, e.port = protocol, uint16(n)
-		canonical = append(canonical, fmt.Sprintf("%s:%d", protocol, n))
-	}
-	if len(parts) > 2 {
-		text, err := e.readNet(kind, parts[2])
-		if err != nil {
-			return e, err
-		}
-		canonical = append(canonical, text)
-	}
-	if !k.family.Of(e.addr) || len(parts) > 2 && !k.family.Of(e.net.Addr()) {
+	switch printed := e.Entry(kind); {
+	case printed != text:
+		return e, fmt.Errorf("it would be printed as %s", printed)
+	case e.Addr.IsValid() && !k.family.Of(e.Addr) || network && !k.family.Of(e.Second.Addr()):
 		return e, fmt.Errorf("not of %s", k.family)
-	}
-	if got := strings.Join(canonical, ","); got != string(text) {
-		return e, fmt.Errorf("it would be printed as %s", got)
+	case e.Protocol != 0 && !slices.Contains(slices.Collect(maps.Values(protocols)), e.Protocol):
+		return e, fmt.Errorf("protocol %d", e.Protocol)
+	case network && e.Second.Bits() == 0:
+		return e, errors.New("the value of the CIDR parameter of the IP address is invalid")
 	}
 	return e, nil
 }
 
-// readNet reads the third part of an entry and returns it as it is printed.
-func (e *entry) readNet(kind ipvs.SetType, text string) (string, error) {
-	a, err := netip.ParseAddr(text)
-	if err == nil {
-		e.net = netip.PrefixFrom(a, a.BitLen())
-		return a.String(), nil
-	}
-	if kind == ipvs.HashIPPortIP {
-		return "", err
-	}
-	if e.net, err = netip.ParsePrefix(text); err != nil {
-		return "", err
-	}
-	e.net = e.net.Masked()
-	switch e.net.Bits() {
-	case 0:
-		return "", errors.New("the value of the CIDR parameter of the IP address is invalid")
-	case e.net.Addr().BitLen():
-		return e.net.Addr().String(), nil
-	}
-	return e.net.String(), nil
-}
-
-// inSet reports whether an ipset holds what directions name of a packet.
+// inSet reports whether an ipset has the parts of a packet that directions name.
 func (k *Kernel) inSet(name string, directions []string, p iptablesmodel.Packet) (bool, error) {
 	s := k.sets[ipvs.SetName(name)]
 	if s == nil {
 		return false, fmt.Errorf("no ipset %s", name)
 	}
-	want := map[ipvs.SetType]int{ipvs.BitmapPort: 1, ipvs.HashIP: 1, ipvs.HashIPPort: 2, ipvs.HashIPPortIP: 3, ipvs.HashIPPortNet: 3}[s.kind]
-	if len(directions) != want {
+	if len(directions) != 1+strings.Count(string(s.kind), ",") {
 		return false, fmt.Errorf("ipset %s of type %s asked for %q", name, s.kind, directions)
+	}
+	port := 1
+	if s.kind == ipvs.BitmapPort {
+		port = 0
+	}
+	if s.kind != ipvs.HashIP && directions[port] == "src" {
+		return false, fmt.Errorf("ipset %s asked for a source port, which packets here do not have", name)
 	}
 	address := func(i int) netip.Addr {
 		if directions[i] == "src" {
@@ -206,31 +141,24 @@ func (k *Kernel) inSet(name string, directions []string, p iptablesmodel.Packet)
 		}
 		return p.Destination.Addr()
 	}
-	if port := map[ipvs.SetType]int{ipvs.HashIPPort: 1, ipvs.HashIPPortIP: 1, ipvs.HashIPPortNet: 1, ipvs.BitmapPort: 0}; s.kind != ipvs.HashIP &&
-		directions[port[s.kind]] == "src" {
-		return false, fmt.Errorf("ipset %s asked for a source port, which packets here do not have", name)
-	}
-	if s.kind == ipvs.BitmapPort {
+	e := ipvs.Element{Addr: address(0), Protocol: protocols[p.Protocol], Port: p.Destination.Port()}
+	switch s.kind {
+	case ipvs.BitmapPort:
 		// The kernel looks up ports of TCP and UDP only in a set of this type.
-		return p.Protocol != "sctp" && s.entries[ipvs.Entry(strconv.Itoa(int(p.Destination.Port())))], nil
+		return p.Protocol != "sctp" && s.entries[e.Entry(s.kind)], nil
+	case ipvs.HashIP, ipvs.HashIPPort:
+		return s.entries[e.Entry(s.kind)], nil
 	}
-	text := address(0).String()
-	if s.kind == ipvs.HashIP {
-		return s.entries[ipvs.Entry(text)], nil
-	}
-	text += fmt.Sprintf(",%s:%d", p.Protocol, p.Destination.Port())
-	if s.kind == ipvs.HashIPPort {
-		return s.entries[ipvs.Entry(text)], nil
-	}
-	for e := range s.entries {
-		if rest, ok := strings.CutPrefix(string(e), text+","); ok {
-			parsed, err := k.parseEntry(s.kind, e)
-			if err != nil {
-				return false, fmt.Errorf("ipset %s: %s: %w", name, rest, err)
-			}
-			if parsed.net.Contains(address(2)) {
-				return true, nil
-			}
+	for candidate := range s.entries {
+		if !strings.HasPrefix(string(candidate), string(e.Entry(ipvs.HashIPPort))+",") {
+			continue
+		}
+		parsed, err := k.parseEntry(s.kind, candidate)
+		if err != nil {
+			return false, fmt.Errorf("ipset %s: entry %s: %w", name, candidate, err)
+		}
+		if parsed.Second.Contains(address(2)) {
+			return true, nil
 		}
 	}
 	return false, nil

@@ -2,7 +2,6 @@ package ipvsmodel
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -14,10 +13,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// packets is what package iptablesmodel asks the kernel on a packet's way.
+// packets answers what package iptablesmodel asks on a packet's way.
 type packets struct{ k *Kernel }
 
-var _ iptablesmodel.IPVS = packets{}
+var _ iptablesmodel.Balancer = packets{}
 
 // template is the real server of a persistent client.
 type template struct {
@@ -25,28 +24,31 @@ type template struct {
 	expires time.Duration
 }
 
-// Bound implements iptablesmodel.IPVS.
+// Name implements iptablesmodel.Balancer.
+func (packets) Name() string { return "ipvs" }
+
+// Bound implements iptablesmodel.Balancer.
 func (p packets) Bound(a netip.Addr) bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.k.bound[a] || p.k.yielded[a]
 }
 
-// HasSet implements iptablesmodel.IPVS.
+// HasSet implements iptablesmodel.Balancer.
 func (p packets) HasSet(name string) bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.k.sets[ipvs.SetName(name)] != nil
 }
 
-// InSet implements iptablesmodel.IPVS.
+// InSet implements iptablesmodel.Balancer.
 func (p packets) InSet(name string, directions []string, packet iptablesmodel.Packet) (bool, error) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.k.inSet(name, directions, packet)
 }
 
-// Choose implements iptablesmodel.IPVS.
+// Choose implements iptablesmodel.Balancer.
 func (p packets) Choose(packet iptablesmodel.Packet) ([]netip.AddrPort, bool) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
@@ -57,16 +59,16 @@ func (p packets) Choose(packet iptablesmodel.Packet) ([]netip.AddrPort, bool) {
 	return p.k.candidates(s, packet.Source), true
 }
 
-// hashing are the schedulers that choose by an address alone, from all real servers.
+// hashing are the schedulers that choose by an address alone, among all real servers.
 // A connection that gets one of weight 0 is rejected.
 var hashing = []string{"sh", "dh"}
 
-// candidates are the real servers that a new connection of a client may get: that
-// which it has got before, if it is persistent, else all that take new ones, and the
-// zero one where the scheduler may choose one that does not. One without weight keeps
-// its clients unless a sysctl says otherwise.
+// candidates returns the real servers that a new connection of a client may get: the
+// former one of a persistent client, else all with weight, and the zero one if the
+// scheduler may choose one without. One without weight retains its clients unless a
+// sysctl says otherwise.
 func (k *Kernel) candidates(s *server, client netip.Addr) []netip.AddrPort {
-	if t, ok := s.templates[client]; ok && s.Flags&ipvs.FlagPersistent != 0 && k.now < t.expires {
+	if t, found := s.templates[client]; found && s.Flags&ipvs.FlagPersistent != 0 && k.now < t.expires {
 		quiescent, _ := strconv.Atoi(k.sysctls["net/ipv4/vs/expire_quiescent_template"]) // none: 0
 		if r := s.reals[t.real]; r != nil && (r.Weight > 0 || quiescent == 0) {
 			return []netip.AddrPort{t.real}
@@ -86,15 +88,12 @@ func (k *Kernel) candidates(s *server, client netip.Addr) []netip.AddrPort {
 }
 
 func keyOf(p iptablesmodel.Packet) ipvs.Key {
-	protocol := map[string]v1alpha1.Protocol{
-		"tcp": v1alpha1.ProtocolTCP, "udp": v1alpha1.ProtocolUDP, "sctp": v1alpha1.ProtocolSCTP,
-	}[p.Protocol]
-	return ipvs.Key{Addr: p.Destination.Addr(), Port: p.Destination.Port(), Protocol: protocol}
+	return ipvs.Key{Addr: p.Destination.Addr(), Port: p.Destination.Port(), Protocol: v1alpha1.Protocol(strings.ToUpper(p.Protocol))}
 }
 
-// Connect lets the first packet of a connection through, and tells what became of
-// it. Of several real servers it gets the next one after the last, as by the
-// scheduler rr. The real server then has one active connection more.
+// Connect sends the first packet of a connection and returns its outcome. Of several
+// real servers it gets the next one, as with the scheduler rr. The real server then
+// has one active connection more.
 func (k *Kernel) Connect(p iptablesmodel.Packet) (iptablesmodel.Outcome, error) {
 	outcomes, err := k.Tables.Trace(p)
 	if err != nil {
@@ -105,7 +104,7 @@ func (k *Kernel) Connect(p iptablesmodel.Packet) (iptablesmodel.Outcome, error) 
 	s := k.servers[keyOf(p)]
 	if s == nil || outcomes[0].Fate != iptablesmodel.Delivered {
 		if len(outcomes) > 1 {
-			return iptablesmodel.Outcome{}, fmt.Errorf("the rules leave it to chance what becomes of %+v", p)
+			return iptablesmodel.Outcome{}, fmt.Errorf("the rules have several outcomes for %+v", p)
 		}
 		return outcomes[0], nil
 	}
@@ -122,8 +121,8 @@ func (k *Kernel) Connect(p iptablesmodel.Packet) (iptablesmodel.Outcome, error) 
 	return next, nil
 }
 
-// Remember says which real server of a virtual server a client has got; the zero one:
-// it was rejected, and does not get back what it had before.
+// Remember sets the real server that a client of a virtual server has got. The zero one
+// means that it was rejected, which ends its persistence.
 func (k *Kernel) Remember(key ipvs.Key, client netip.Addr, real netip.AddrPort) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -142,27 +141,24 @@ func (s *server) remember(client netip.Addr, real netip.AddrPort, now time.Durat
 	}
 }
 
-// SetConnections says how many connections a real server has.
+// SetConnections sets the number of connections of a real server.
 func (k *Kernel) SetConnections(key ipvs.Key, real netip.AddrPort, active, inactive int) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if s := k.servers[key]; s == nil || s.reals[real] == nil {
-		return fmt.Errorf("no real server %s of %s", real, keyText(key))
-	}
-	r := k.servers[key].reals[real]
-	r.Active, r.Inactive = active, inactive
-	return nil
+	return k.setReal(key, real, func(r *ipvs.Real) { r.Active, r.Inactive = active, inactive })
 }
 
-// SetForwarding gives a real server another forwarding than masquerading, as others
-// may; 0 is masquerading. Packets go there as if by masquerading all the same.
+// SetForwarding sets the forwarding of a real server, as other programs may; 0 is
+// masquerading. Packets are masqueraded nevertheless.
 func (k *Kernel) SetForwarding(key ipvs.Key, real netip.AddrPort, forwarding uint32) error {
+	return k.setReal(key, real, func(r *ipvs.Real) { r.Forwarding = forwarding })
+}
+
+func (k *Kernel) setReal(key ipvs.Key, real netip.AddrPort, set func(*ipvs.Real)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if s := k.servers[key]; s == nil || s.reals[real] == nil {
 		return fmt.Errorf("no real server %s of %s", real, keyText(key))
 	}
-	k.servers[key].reals[real].Forwarding = forwarding
+	set(k.servers[key].reals[real])
 	return nil
 }
 
@@ -171,35 +167,4 @@ func (k *Kernel) Pass(d time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.now += d
-}
-
-// Server prints a virtual server with its real servers, human-readable and for tests
-// to compare: "rr 0x1 10800 10.0.0.1:80 10.0.0.2:80=0 10.0.0.3:80/3", where flags
-// and timeout stand if there are any, the weight if it is not 1, and the forwarding
-// if it is not masquerading. Empty: there is none.
-func (k *Kernel) Server(key ipvs.Key) string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	s := k.servers[key]
-	if s == nil {
-		return ""
-	}
-	out := []string{s.Scheduler}
-	if s.Flags != 0 {
-		out = append(out, fmt.Sprintf("%#x", uint32(s.Flags)))
-	}
-	if s.Timeout != 0 {
-		out = append(out, fmt.Sprint(s.Timeout))
-	}
-	for _, a := range slices.SortedFunc(maps.Keys(s.reals), netip.AddrPort.Compare) {
-		text := a.String()
-		if w := s.reals[a].Weight; w != 1 {
-			text += fmt.Sprintf("=%d", w)
-		}
-		if f := s.reals[a].Forwarding; f != 0 {
-			text += fmt.Sprintf("/%d", f)
-		}
-		out = append(out, text)
-	}
-	return strings.Join(out, " ")
 }

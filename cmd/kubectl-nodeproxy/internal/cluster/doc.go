@@ -3,8 +3,9 @@
 // Namespaces and Pods, those of the built-in role view. Errors name missing permissions.
 //
 //   - objects.go: the objects that were read
-//   - reader.go, kinds.go, trim.go: how they are read
-//   - explain.go, undecodable.go, service.go: errors with cause and remedy
-//   - ownpods.go, conntrack.go: facts that several commands need
-//   - clock.go: the API server's time
+//   - reader.go, kinds.go: how they are read
+//   - explain.go: errors with cause and remedy
+//   - freshness.go, notes.go: whether a node's report is current, and why the node may differ
+//     from its desired rules
+//   - hints.go: pages and commands that texts refer to
 package cluster

@@ -7,22 +7,26 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// role returns the ClusterRole that permits reading the kind.
-func (k kind) role() string {
-	if k.gvk.Group == v1alpha1.GroupVersion.Group {
+// role is the ClusterRole that permits reading a kind.
+func role(of Kind) string {
+	if kinds[of].Group == v1alpha1.GroupVersion.Group {
 		return "nodeproxy-viewer"
 	}
 	return "view"
@@ -30,7 +34,7 @@ func (k kind) role() string {
 
 // resource returns the kind as permissions name it.
 func resource(of Kind) string {
-	if group := kinds()[of].gvk.Group; group != "" {
+	if group := kinds[of].Group; group != "" {
 		return string(of) + "." + group
 	}
 	return string(of)
@@ -44,9 +48,9 @@ func (r *Reader) explain(of Kind, err error) error {
 		return forbidden(of, err)
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("the API server %s does not accept the credentials of this kubeconfig: they are missing, wrong or expired", r.server)
-	case apierrors.IsNotFound(err) && kinds()[of].role() == "nodeproxy-viewer":
+	case apierrors.IsNotFound(err) && role(of) == "nodeproxy-viewer":
 		return fmt.Errorf("nodeproxy is not installed in the cluster of %s, or is older than this plugin: it has no %s; how to install it: %s", r.server, resource(of), r.docs.URL("install.md#install"))
-	case handshakeTimedOut(err):
+	case strings.Contains(err.Error(), "TLS handshake timeout"): // which has no type of its own
 		return fmt.Errorf("the API server %s accepts connections but does not complete the TLS handshake: it, or a load balancer, proxy or VPN in front of it, hangs or is no API server; check curl -k %s/livez and the address (kubectl config current-context, or --context)", r.server, r.server)
 	case spokeHTTP(err):
 		return fmt.Errorf("the API server %s requires HTTPS: use an address with https:// (in the kubeconfig, clusters[].cluster.server, or --server)", r.server)
@@ -81,15 +85,8 @@ func forbidden(of Kind, err error) error {
 			subject = "--serviceaccount=" + account
 		}
 	}
-	role := kinds()[of].role()
 	return fmt.Errorf("you are not allowed to read %s cluster-wide: ask an administrator to bind the ClusterRole %s to you (kubectl create clusterrolebinding NAME --clusterrole=%s %s)",
-		resource(of), role, role, subject)
-}
-
-// handshakeTimedOut reports whether a TLS handshake timed out. The error has no type of its
-// own.
-func handshakeTimedOut(err error) bool {
-	return strings.Contains(err.Error(), "TLS handshake timeout")
+		resource(of), role(of), role(of), subject)
 }
 
 // spokeHTTP reports whether an HTTPS server in Go, such as an API server, got plain HTTP.
@@ -104,9 +101,7 @@ func spokeHTTP(err error) bool {
 }
 
 func isTimeout(err error) bool {
-	var network net.Error
-	return apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || os.IsTimeout(err) ||
-		errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network) && network.Timeout()
+	return apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || utilnet.IsTimeout(err)
 }
 
 // cause returns the end of a chain of errors.
@@ -134,19 +129,6 @@ func Configuration(err error) error {
 		return ErrNoKubeconfig
 	}
 	return fmt.Errorf("the kubeconfig cannot be used: %s", oneLine(err.Error()))
-}
-
-// unknownNode reports that a node has no rules, and suggests others.
-func (r *Reader) unknownNode(ctx context.Context, name string) error {
-	names, err := r.Names(ctx, NodeProxyRules)
-	if err != nil {
-		return err
-	}
-	known := make([]string, len(names))
-	for i, n := range names {
-		known[i] = n.Name
-	}
-	return NoSuchNode(name, known)
 }
 
 // ErrNoNodes means that no node has NodeProxyRules.
@@ -197,4 +179,59 @@ func distance(a, b string) int {
 		}
 	}
 	return row[len(b)]
+}
+
+// Rendered returns nil if objects have the ServiceProxyRules of a Service, else an error that
+// explains why not: the Service does not exist, or is not proxied. A node may retain its rules
+// nevertheless.
+func (r *Reader) Rendered(ctx context.Context, name dataplane.ServiceName, objects *Objects, node *v1alpha1.NodeProxyRules) error {
+	if objects.RulesOf(name) != nil {
+		return nil
+	}
+	if err := r.Unrendered(ctx, name, node); err != nil {
+		return err
+	}
+	return fmt.Errorf("no Service %s is proxied: there are no ServiceProxyRules %s%s (kubectl get serviceproxyrules lists the proxied Services)%s",
+		name, v1alpha1.ServiceProxyRulesName(name.Namespace, name.Name), objects.SuggestService(name), retained(node))
+}
+
+// Unrendered returns an error that explains why a Service has no ServiceProxyRules; nil: it does
+// not exist, or is not readable. Node may be nil.
+func (r *Reader) Unrendered(ctx context.Context, name dataplane.ServiceName, node *v1alpha1.NodeProxyRules) error {
+	service := &corev1.Service{}
+	if err := r.client.Get(ctx, client.ObjectKey(name), service); err != nil {
+		return nil
+	}
+	if why := Ineligible(service); why != "" {
+		return fmt.Errorf("the Service %s is not proxied: %s", name, why)
+	}
+	return fmt.Errorf("the Service %s has no ServiceProxyRules: the controller has not rendered it; if it rejected it, kubectl get events -n %s --field-selector involvedObject.name=%s shows why%s",
+		name, name.Namespace, name.Name, retained(node))
+}
+
+// Ineligible explains why nodeproxy does not proxy a Service; empty: it does.
+func Ineligible(svc *corev1.Service) string {
+	value, other := svc.Labels[render.LabelServiceProxyName]
+	switch {
+	case render.Eligible(svc):
+		return ""
+	case svc.Spec.Type == corev1.ServiceTypeExternalName:
+		return "it is of type ExternalName: the cluster's DNS answers with " + svc.Spec.ExternalName
+	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
+		return "it is headless (clusterIP: None): its clients connect to its pods directly"
+	case other:
+		return fmt.Sprintf("its label %s=%s assigns it to another proxy", render.LabelServiceProxyName, value)
+	case len(svc.Spec.Ports) == 0:
+		return "it has no ports"
+	}
+	return "an IP family has no cluster IP"
+}
+
+// retained reports that the node may still serve a Service without object.
+func retained(node *v1alpha1.NodeProxyRules) string {
+	if node == nil || node.Status.Retained == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; but node %s retains the rules of %s whose objects have vanished, and may still serve it: see Programmed in kubectl describe nodeproxyrules %s",
+		node.Name, output.Plural(int(node.Status.Retained), "Service"), node.Name)
 }

@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestSilentTLS: a server that takes connections and never speaks TLS. No request's
-// timeout has to do with that.
+// TestSilentTLS: a server that accepts connections but never speaks TLS, which
+// --request-timeout does not affect.
 func TestSilentTLS(t *testing.T) {
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // whose backlog takes connections
@@ -34,7 +34,7 @@ func TestSilentTLS(t *testing.T) {
 	}
 }
 
-// TestPlainHTTP: a server that speaks HTTPS and is asked without.
+// TestPlainHTTP: an HTTPS server that gets plain HTTP.
 func TestPlainHTTP(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewTLSServer(http.NotFoundHandler())
@@ -44,13 +44,13 @@ func TestPlainHTTP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.Read(t.Context(), []Kind{NodeProxies}, nil)
+	err = r.Read(t.Context(), &Objects{}, []Kind{NodeProxies}, nil)
 	if want := "the API server " + address + " requires HTTPS: use an address with https:// "; err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("error %v, and not %q", err, want)
+		t.Errorf("error %v, want %q", err, want)
 	}
 }
 
-// TestNoAddress: what cannot be where an API server is.
+// TestNoAddress: invalid addresses of API servers.
 func TestNoAddress(t *testing.T) {
 	t.Parallel()
 	for _, host := range []string{"foo bar", "https://foo bar", "a/b"} {

@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/recorded"
 )
 
-// served is a reader of a state with so many ServiceProxyRules.
+// served is a reader of a state with a number of ServiceProxyRules.
 func served(t *testing.T, services int, forbidden string) *Reader {
 	t.Helper()
 	var list strings.Builder
@@ -47,13 +47,13 @@ func readerOf(t *testing.T, files map[string]string) *Reader {
 	return r
 }
 
-// TestPages: nothing is lost or mixed up between pages, and all is sorted.
+// TestPages: pages are complete, in order and sorted.
 func TestPages(t *testing.T) {
 	t.Parallel()
 	const services = 2*pageSize + 1
 	r := served(t, services, "")
-	objects, err := r.Read(t.Context(), []Kind{ServiceProxyRules, NodeProxies}, nil)
-	if err != nil {
+	objects := &Objects{}
+	if err := r.Read(t.Context(), objects, []Kind{ServiceProxyRules, NodeProxies}, nil); err != nil {
 		t.Fatal(err)
 	}
 	names, err := r.Names(t.Context(), ServiceProxyRules)
@@ -67,7 +67,7 @@ func TestPages(t *testing.T) {
 		want := fmt.Sprintf("shop.service-%04d", i+1)
 		o := &objects.ServiceRules[i]
 		address := fmt.Sprintf("10.96.%d.%d", (services-i-1)/250, 1+(services-i-1)%250)
-		if o.Name != want || names[i].Name != want || o.Spec.ClusterIPs[0] != address {
+		if o.Name != want || names[i] != want || o.Spec.ClusterIPs[0] != address {
 			t.Fatalf("%d: %s %v, %s", i, o.Name, o.Spec.ClusterIPs, names[i])
 		}
 	}
@@ -77,11 +77,11 @@ func TestPages(t *testing.T) {
 func TestTime(t *testing.T) {
 	t.Parallel()
 	r := served(t, 1, "")
-	if _, err := r.Read(t.Context(), []Kind{ServiceProxyRules}, nil); err != nil {
+	if err := r.Read(t.Context(), &Objects{}, []Kind{ServiceProxyRules}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := r.Time(), time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC); !got.Equal(want) {
-		t.Errorf("the API server's clock says %s, and not %s", got, want)
+		t.Errorf("the API server's clock is %s, want %s", got, want)
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header()["Date"] = nil
@@ -92,7 +92,7 @@ func TestTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := silent.Read(t.Context(), []Kind{ServiceProxyRules}, nil); err == nil || !silent.Time().IsZero() {
+	if err := silent.Read(t.Context(), &Objects{}, []Kind{ServiceProxyRules}, nil); err == nil || !silent.Time().IsZero() {
 		t.Errorf("error %v, and the time is %s without a server's", err, silent.Time())
 	}
 }
@@ -101,14 +101,14 @@ func TestTime(t *testing.T) {
 func TestOptional(t *testing.T) {
 	t.Parallel()
 	r := served(t, 1, "pods")
-	objects, err := r.Read(t.Context(), []Kind{ServiceProxyRules}, []Kind{Pods})
-	if err != nil {
+	objects := &Objects{}
+	if err := r.Read(t.Context(), objects, []Kind{ServiceProxyRules}, []Kind{Pods}); err != nil {
 		t.Fatal(err)
 	}
 	if len(objects.Unread) != 1 || objects.Unread[0].Kind != Pods || !strings.Contains(objects.Unread[0].Why, "ClusterRole view to you") {
 		t.Errorf("unread: %+v", objects.Unread)
 	}
-	if _, err := r.Read(t.Context(), []Kind{ServiceProxyRules, Pods}, nil); err == nil {
+	if err := r.Read(t.Context(), &Objects{}, []Kind{ServiceProxyRules, Pods}, nil); err == nil {
 		t.Error("required pods are unreadable without an error")
 	}
 }
@@ -119,7 +119,7 @@ func TestUndecodable(t *testing.T) {
 	r := readerOf(t, map[string]string{
 		"serviceproxyrules.yaml": "items: [{metadata: {name: shop.a}, spec: {formatVersion: 1}}, {metadata: {name: shop.b}, spec: {formatVersion: 1, ports: many}}]",
 	})
-	_, err := r.Read(t.Context(), []Kind{ServiceProxyRules}, nil)
+	err := r.Read(t.Context(), &Objects{}, []Kind{ServiceProxyRules}, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "the ServiceProxyRules shop.b cannot be decoded: ") || !strings.Contains(err.Error(), "spec.ports") {
 		t.Errorf("error %v", err)
 	}

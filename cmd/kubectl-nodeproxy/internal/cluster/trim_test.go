@@ -25,11 +25,11 @@ func TestTrim(t *testing.T) {
 		Status:     corev1.PodStatus{PodIP: "10.244.1.5", ContainerStatuses: []corev1.ContainerStatus{{Name: "web"}}},
 	}
 	if !equality.Semantic.DeepEqual(pod, want) {
-		t.Errorf("kept %+v, want %+v", pod, want)
+		t.Errorf("got %+v, want %+v", pod, want)
 	}
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web", Annotations: map[string]string{"a": "b"}, ManagedFields: written}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
 	trim(service)
 	if !equality.Semantic.DeepEqual(service.ManagedFields, when) || service.Annotations["a"] != "b" || service.Spec.ClusterIP == "" {
-		t.Errorf("kept %+v", service)
+		t.Errorf("got %+v", service)
 	}
 }

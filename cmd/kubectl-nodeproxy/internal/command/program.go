@@ -7,7 +7,6 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -33,22 +32,13 @@ func (p *program) reader() (*cluster.Reader, error) {
 	if len(raw.Clusters) == 0 && *p.kube.APIServer == "" && config.Host == anyServer {
 		return nil, cluster.ErrNoKubeconfig
 	}
-	return cluster.NewReader(config, hints.Docs(p.Version))
+	return cluster.NewReader(config, cluster.Docs(p.Version))
 }
 
-// read reads the objects that a command needs.
-func (p *program) read(cmd *cobra.Command, required, optional []cluster.Kind) (*cluster.Objects, error) {
-	r, err := p.reader()
-	if err != nil {
-		return nil, err
-	}
-	return p.readBy(cmd, r, required, optional)
-}
-
-// readBy reads the objects that a command needs with a reader, and records the time.
-func (p *program) readBy(cmd *cobra.Command, r *cluster.Reader, required, optional []cluster.Kind) (*cluster.Objects, error) {
-	objects, err := r.Read(cmd.Context(), required, optional)
-	if err != nil {
+// read reads the objects that a command needs, and records the time.
+func (p *program) read(cmd *cobra.Command, r *cluster.Reader, required, optional []cluster.Kind) (*cluster.Objects, error) {
+	objects := &cluster.Objects{}
+	if err := r.Read(cmd.Context(), objects, required, optional); err != nil {
 		return nil, err
 	}
 	objects.Time = p.Now()
@@ -58,19 +48,13 @@ func (p *program) readBy(cmd *cobra.Command, r *cluster.Reader, required, option
 	return objects, nil
 }
 
-// outputFlag adds the flag -o and returns its value.
-func outputFlag(cmd *cobra.Command) *string {
-	format := cmd.Flags().StringP("output", "o", string(output.Table), "output format: table, yaml or json")
-	values := []cobra.Completion{string(output.Table), string(output.YAML), string(output.JSON)}
-	completeFlag(cmd, "output", cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-	return format
-}
-
 // reporting is a command that examines the cluster and prints a report, or an error and
 // nothing else. The second result of examine reports whether there are findings, for the
 // exit code.
 func reporting(cmd *cobra.Command, examine func(cmd *cobra.Command, args []string) (output.Report, bool, error)) *cobra.Command {
-	format := outputFlag(cmd)
+	format := cmd.Flags().StringP("output", "o", string(output.Table), "output format: table, yaml or json")
+	values := []cobra.Completion{string(output.Table), string(output.YAML), string(output.JSON)}
+	completeFlag(cmd, "output", cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		f, err := output.Parse(*format)
 		if err != nil {

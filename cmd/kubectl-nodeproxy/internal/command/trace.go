@@ -48,9 +48,9 @@ The exit code is 0 for any outcome, and 2 for errors.`,
 	cmd.Flags().StringVar(&q.Node, "node", "", "the node on which to trace (default: the node, or the node of the pod, in --from)")
 	cmd.Flags().StringVar(&q.From, "from", "", "the sender: an address, a node or a pod")
 	cmd.Flags().StringVar(&q.To, "to", "", "the destination: IP:PORT, NODE:NODEPORT, a Service or a pod, and a protocol")
-	completeFlag(cmd, "node", p.completeNodes(1))
-	completeFlag(cmd, "from", p.completeNodes(1))
-	completeFlag(cmd, "to", p.completeServices)
+	completeFlag(cmd, "node", p.complete(cluster.NodeProxyRules, 1))
+	completeFlag(cmd, "from", p.complete(cluster.NodeProxyRules, 1))
+	completeFlag(cmd, "to", p.complete(cluster.ServiceProxyRules, 1))
 	return cmd
 }
 
@@ -66,21 +66,18 @@ func (p *program) trace(cmd *cobra.Command, q trace.Question) (output.Report, er
 	if _, err := netip.ParseAddr(strings.Trim(q.From, "[]")); err != nil {
 		optional = append(optional, cluster.Pods)
 	}
-	q.Plugin = p.Version
 	r, err := p.reader()
 	if err != nil {
 		return nil, err
 	}
-	objects, err := p.readBy(cmd, r, []cluster.Kind{cluster.NodeProxyRules, cluster.ServiceProxyRules}, optional)
+	objects, err := p.read(cmd, r, []cluster.Kind{cluster.NodeProxyRules, cluster.ServiceProxyRules}, optional)
 	if err != nil {
 		return nil, err
 	}
 	if !slices.Contains(optional, cluster.Pods) && trace.MayBePod(objects, q) {
-		more, err := r.Read(cmd.Context(), nil, []cluster.Kind{cluster.Pods})
-		if err != nil {
+		if err := r.Read(cmd.Context(), objects, nil, []cluster.Kind{cluster.Pods}); err != nil {
 			return nil, err
 		}
-		objects.Pods, objects.Unread = more.Pods, append(objects.Unread, more.Unread...)
 	}
 	report, err := trace.Of(cmd.Context(), objects, q)
 	if unrendered, is := errors.AsType[*trace.UnrenderedError](err); is {

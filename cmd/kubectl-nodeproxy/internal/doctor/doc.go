@@ -2,8 +2,7 @@
 // or with one of them, and proposes remedies. It is pure: objects in, a report out.
 //
 //   - doctor.go: the order of the checks, and the second examination
-//   - report.go, table.go: the report and how it is printed
-//   - view.go: the objects, indexed
-//   - one file for each check of Services; package findings has the checks of nodeproxy
-//     itself, which status shares
+//   - view.go: what the checks need of the objects; report.go: the report and how it is printed
+//   - controller.go, nodes.go, rendered.go, endpoints.go, connections.go, exposure.go: the
+//     checks; package findings has those that status shares
 package doctor

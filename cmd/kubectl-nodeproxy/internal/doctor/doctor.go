@@ -1,18 +1,26 @@
 package doctor
 
 import (
-	"errors"
+	"encoding/json"
+	"fmt"
+	"math"
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
+	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
 // Question is what to examine, and how.
@@ -22,14 +30,9 @@ type Question struct {
 	// Again reads the objects again after a while. It is called only if a finding may be
 	// transient.
 	Again func(after time.Duration) (*cluster.Objects, error)
-	// Docs is the documentation of the plugin's release.
-	Docs hints.Docs
 	// Trace traces packets through the desired rules of nodes.
 	Trace Trace
 }
-
-// ErrNoService is wrapped if the Service to examine does not exist.
-var ErrNoService = errors.New("no such Service")
 
 // Examine runs all checks on the objects of a cluster.
 func Examine(objects *cluster.Objects, q Question) (*Report, error) {
@@ -53,23 +56,89 @@ func Examine(objects *cluster.Objects, q Question) (*Report, error) {
 	return second.finish(), nil
 }
 
-// examination is one look at the objects of a cluster.
+// examination is one look at the objects of a cluster, indexed.
 type examination struct {
-	*view
+	*findings.Examination
 	trace  Trace
 	report *Report
+
+	services map[types.NamespacedName]*corev1.Service
+	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	rules    map[types.NamespacedName]*v1alpha1.ServiceProxyRules
+	// holders are the Services that own an address and port.
+	holders combine.Holders
+	pods    map[string][]*corev1.Pod // by namespace
+	labels  map[string]map[string]string
+	// members are the local endpoints in the rules of the nodes.
+	members map[string]map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints
+	// servicePolicies are ServicePolicies as the controller reads them, in that order.
+	servicePolicies []policies.ServicePolicy
+	// shapes resolves the overrides of Services; nil if policies could not be read.
+	shapes *policies.Services
+}
+
+// index returns the objects, to be examined.
+func index(o *cluster.Objects, q *Question) *examination {
+	e := &examination{
+		Examination: findings.New(o, q.Service),
+		trace:       q.Trace,
+		report: &Report{
+			TypeMeta: output.Type("DoctorReport"), Time: metav1.NewTime(o.Time.UTC()), Exposure: []Exposure{},
+		},
+		holders:  combine.HoldersOf(o.ServiceRules),
+		services: map[types.NamespacedName]*corev1.Service{},
+		slices:   map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
+		rules:    map[types.NamespacedName]*v1alpha1.ServiceProxyRules{},
+		pods:     map[string][]*corev1.Pod{},
+		labels:   map[string]map[string]string{},
+		members:  map[string]map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints{},
+	}
+	for i := range o.Services {
+		e.services[named(&o.Services[i])] = &o.Services[i]
+	}
+	for i := range o.EndpointSlices {
+		slice := &o.EndpointSlices[i]
+		if of := slice.Labels[discoveryv1.LabelServiceName]; of != "" {
+			key := types.NamespacedName{Namespace: slice.Namespace, Name: of}
+			e.slices[key] = append(e.slices[key], slice)
+		}
+	}
+	for i := range o.ServiceRules {
+		if key, ok := serviceOf(&o.ServiceRules[i]); ok {
+			e.rules[key] = &o.ServiceRules[i]
+		}
+	}
+	for i := range o.Pods {
+		e.pods[o.Pods[i].Namespace] = append(e.pods[o.Pods[i].Namespace], &o.Pods[i])
+	}
+	for _, namespace := range o.Namespaces {
+		e.labels[namespace.Name] = namespace.Labels
+	}
+	for _, node := range e.Nodes {
+		e.members[node.Name] = combine.Members(node.Spec.LocalEndpoints)
+	}
+	var valid []policies.ServicePolicy
+	for i := range o.ServicePolicies {
+		policy, errs := policies.ServicePolicyOf(&o.ServicePolicies[i])
+		e.servicePolicies = append(e.servicePolicies, policy)
+		if len(errs) == 0 {
+			valid = append(valid, policy)
+		}
+	}
+	if e.Unreadable(cluster.ServiceProxyPolicies, cluster.Namespaces) == "" {
+		e.shapes = policies.NewServices(valid)
+	}
+	return e
 }
 
 func examine(objects *cluster.Objects, q *Question) (*examination, error) {
-	v, err := newView(objects, q)
-	if err != nil {
-		return nil, err
-	}
-	e := &examination{view: v, trace: q.Trace, report: &Report{
-		TypeMeta: output.Type("DoctorReport"), Time: metav1.NewTime(objects.Time.UTC()), Nodes: len(v.Nodes), Exposure: []Exposure{},
-	}}
-	if v.Unreadable(cluster.Services) == "" {
+	e := index(objects, q)
+	e.report.Nodes = len(e.Nodes)
+	if e.Unreadable(cluster.Services) == "" {
 		e.report.Services = new(len(objects.Services))
+		if only := q.Service; only != nil && e.services[*only] == nil {
+			return nil, fmt.Errorf("there is no Service %s: kubectl get services -n %s lists the Services", only, only.Namespace)
+		}
 	}
 	e.clocks()
 	if q.Service != nil {
@@ -78,22 +147,26 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 	}
 	for _, check := range []struct {
 		name  findings.Check
-		needs []cluster.Kind
+		needs []cluster.Kind // of those that may be unreadable
 		do    func()
 	}{
-		{findings.CheckController, []cluster.Kind{cluster.NodeProxies}, e.controller},
+		{findings.CheckController, nil, e.Controller},
+		{findings.CheckController, nil, e.inventory},
+		{findings.CheckController, nil, e.rejectedServices},
 		{findings.CheckController, []cluster.Kind{cluster.Pods}, e.OwnPods},
 		{findings.CheckDNS, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.dns},
-		{findings.CheckNodes, []cluster.Kind{cluster.NodeProxyRules}, e.nodes},
-		{findings.CheckRendering, []cluster.Kind{cluster.Services, cluster.EndpointSlices, cluster.ServiceProxyRules}, e.rendering},
+		{findings.CheckNodes, nil, e.NodeStates},
+		{findings.CheckNodes, nil, e.freshness},
+		{findings.CheckNodes, nil, e.withoutRules},
+		{findings.CheckRendering, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.rendering},
 		{findings.CheckEndpoints, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.endpoints},
-		{findings.CheckTrafficPolicy, []cluster.Kind{cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.trafficPolicies},
-		{findings.CheckHairpin, []cluster.Kind{cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.hairpin},
-		{findings.CheckConntrack, []cluster.Kind{cluster.NodeProxyRules}, e.Conntrack},
+		{findings.CheckTrafficPolicy, nil, e.trafficPolicies},
+		{findings.CheckHairpin, nil, e.hairpin},
+		{findings.CheckConntrack, nil, e.Conntrack},
 		{findings.CheckPolicies, []cluster.Kind{cluster.NodeProxyPolicies, cluster.ServiceProxyPolicies}, e.policies},
-		{findings.CheckExposure, []cluster.Kind{cluster.Services, cluster.ServiceProxyRules, cluster.NodeProxyRules}, e.exposure},
+		{findings.CheckExposure, []cluster.Kind{cluster.Services}, e.exposure},
 	} {
-		if why := v.Unreadable(check.needs...); why != "" {
+		if why := e.Unreadable(check.needs...); why != "" {
 			e.Skip(check.name, why)
 			continue
 		}
@@ -102,25 +175,10 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 	return e, nil
 }
 
-func (e *examination) controller() {
-	e.Controller()
-	if e.NodeProxy != nil {
-		e.inventory()
-		e.rejectedServices()
-	}
-}
-
-func (e *examination) nodes() {
-	e.NodeStates()
-	e.freshness()
-	e.withoutRules()
-}
-
 // maxClockSkew is how far two clocks may be apart without a note: requests take time, and
 // the API server reports full seconds.
 const maxClockSkew = 30 * time.Second
 
-// clocks compares the clock of this machine with the API server's.
 func (e *examination) clocks() {
 	if e.Ahead.Abs() <= maxClockSkew {
 		return
@@ -145,7 +203,6 @@ func (e *examination) retainConfirmed(first *examination) {
 	e.Found = slices.DeleteFunc(e.Found, func(f findings.Finding) bool { return f.Transient && !seen[f.Identity()] })
 }
 
-// finish completes the report.
 func (e *examination) finish() *Report {
 	e.behind()
 	e.followController()
@@ -156,4 +213,67 @@ func (e *examination) finish() *Report {
 	e.report.SkippedChecks, e.report.Notes = e.Skipped(), e.Notes
 	e.report.OK = len(e.report.Findings)+len(e.report.SkippedChecks) == 0
 	return e.report
+}
+
+// soon is how long the controller and agents may take for urgent work.
+const soon = 2 * time.Second
+
+// reported is how long an agent may take to report a change: it writes non-urgent changes
+// of its status every five seconds at most.
+const reported = 6 * time.Second
+
+// patience is how long to wait until a finding cannot be transient: the controller paces
+// updates of Services with very many endpoints.
+func (e *examination) patience() time.Duration {
+	wait := soon
+	if slices.ContainsFunc(e.Found, func(f findings.Finding) bool { return f.Transient && f.Check == findings.CheckNodes }) {
+		wait = reported
+	}
+	for name := range e.slices {
+		endpoints := 0
+		for _, slice := range e.rendered(name) {
+			endpoints += len(slice.Endpoints)
+		}
+		load := render.Load{Endpoints: int32(min(endpoints, math.MaxInt32))}
+		if stored := e.rules[name]; stored != nil {
+			load = load.Max(render.LoadOf(&stored.Spec, encoded(stored)))
+		}
+		if pace := render.Pace(load); pace > 0 {
+			wait = max(wait, pace+time.Second)
+		}
+	}
+	for _, node := range e.Nodes {
+		if pace := render.NodePace(encoded(&node.Spec)); pace > 0 {
+			wait = max(wait, pace+time.Second)
+		}
+	}
+	return wait
+}
+
+// encoded is the size of an object as JSON.
+func encoded(object any) int {
+	text, err := json.Marshal(object)
+	if err != nil {
+		return 0
+	}
+	return len(text)
+}
+
+// dropUnconfirmed drops findings that may be transient, because the second examination
+// failed, and skips their checks.
+func (e *examination) dropUnconfirmed(why error) {
+	uncertain := map[findings.Check][]string{}
+	var certain []findings.Finding
+	for _, f := range e.Found {
+		if !f.Transient {
+			certain = append(certain, f)
+			continue
+		}
+		uncertain[f.Check] = append(uncertain[f.Check], f.Reason+f.Where())
+	}
+	e.Found = certain
+	for check, names := range uncertain {
+		slices.Sort(names)
+		e.Skip(check, fmt.Sprintf("%s may be transient (%s), because the second examination failed: %v", output.Plural(len(names), "finding"), findings.Some(names), why))
+	}
 }

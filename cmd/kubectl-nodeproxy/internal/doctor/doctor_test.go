@@ -24,20 +24,20 @@ func TestHealthy(t *testing.T) {
 	for _, service := range []string{"", "shop/web", "kube-system/kube-dns"} {
 		r := newWorld().examine(t, service)
 		if len(r.Findings) > 0 || len(r.SkippedChecks) > 0 {
-			t.Errorf("%q: want nothing:\n%s", service, text(t, r))
+			t.Errorf("%q: want no findings:\n%s", service, text(t, r))
 		}
 		if !strings.Contains(text(t, r), "no problems found\n") {
-			t.Errorf("%q: the report does not say that there are no problems:\n%s", service, text(t, r))
+			t.Errorf("%q: the report lacks the line without problems:\n%s", service, text(t, r))
 		}
 	}
 }
 
 // planted is a fault in a healthy cluster.
 type planted struct {
-	service string // to ask for; empty: all
-	plant   func(w *world)
-	want    string // the reasons of findings
-	says    string // a part of the printed report
+	service  string // to ask for; empty: all
+	plant    func(w *world)
+	want     string // the reasons of findings
+	contains string // a part of the printed report
 }
 
 // TestFaults plants faults in a healthy cluster.
@@ -58,10 +58,10 @@ func (c planted) test(t *testing.T) {
 	if got := names(r.Findings); got != c.want {
 		t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
 	}
-	if said := text(t, r); !strings.Contains(said, c.says) {
-		t.Errorf("the report does not say %q:\n%s", c.says, said)
+	if table := text(t, r); !strings.Contains(table, c.contains) {
+		t.Errorf("the report lacks %q:\n%s", c.contains, table)
 	}
-	for _, f := range findings.Flat(r.Findings) {
+	for _, f := range withConsequences(r.Findings) {
 		if f.Message == "" || f.Remedy == "" || f.Severity == "" || f.Check == "" {
 			t.Errorf("a finding is not complete: %+v", f)
 		}
@@ -79,9 +79,9 @@ func TestClocks(t *testing.T) {
 		w := newWorld()
 		w.Ahead = ahead
 		r := w.examine(t, "")
-		said := text(t, r)
-		if len(r.Findings) > 0 || !strings.Contains(said, want) || want == "" && strings.Contains(said, "clock") {
-			t.Errorf("%s ahead: want no finding, and %q:\n%s", ahead, want, said)
+		table := text(t, r)
+		if len(r.Findings) > 0 || !strings.Contains(table, want) || want == "" && strings.Contains(table, "clock") {
+			t.Errorf("%s ahead: want no finding, and %q:\n%s", ahead, want, table)
 		}
 	}
 }
@@ -92,10 +92,10 @@ func TestServed(t *testing.T) {
 	w.slice("web").Endpoints[1].Conditions.Ready = new(false)
 	w.service("web").Status.LoadBalancer.Ingress = nil
 	w.render()
-	said := text(t, w.examine(t, "shop/web"))
+	table := text(t, w.examine(t, "shop/web"))
 	for _, want := range []string{"1 of 2 endpoints usable (1 on node-1)", "shop/web is of type LoadBalancer and has no address yet"} {
-		if !strings.Contains(said, want) {
-			t.Errorf("the report does not say %q:\n%s", want, said)
+		if !strings.Contains(table, want) {
+			t.Errorf("the report lacks %q:\n%s", want, table)
 		}
 	}
 }
@@ -103,8 +103,8 @@ func TestServed(t *testing.T) {
 // TestTransient: what the second examination does not confirm is no finding.
 func TestTransient(t *testing.T) {
 	for name, second := range map[string]func(w *world){
-		"the rules are written meanwhile": func(w *world) { w.render() },
-		"they are behind again, by another change": func(w *world) {
+		"the rules are written in between": func(w *world) { w.render() },
+		"they are behind again because of another change": func(w *world) {
 			w.render()
 			w.ServiceRules[1].ResourceVersion = "8"
 			w.service("web").Spec.Ports[0].Port = 82
@@ -156,7 +156,7 @@ func TestTransient(t *testing.T) {
 		later.node(1).Status.Families = nil
 		r, err := Examine(w.Objects, later.question(t))
 		if err != nil || len(r.Findings) > 0 {
-			t.Errorf("%v, want no finding, as each was seen once:\n%s", err, text(t, r))
+			t.Errorf("%v, want no finding, because each was found only once:\n%s", err, text(t, r))
 		}
 	})
 	t.Run("they cannot be read again", func(t *testing.T) {
@@ -172,15 +172,15 @@ func TestTransient(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := names(r.Findings); got != "NodeAddressTaken" {
-			t.Errorf("found %s, want what is certain", got)
+			t.Errorf("found %s, want only the certain ones", got)
 		}
 		if len(r.SkippedChecks) != 1 || r.SkippedChecks[0].Check != findings.CheckRendering || !strings.Contains(r.SkippedChecks[0].Message, "1 finding may be transient (RenderedOutdated of Service shop/web), because the second examination failed: the server is gone") {
-			t.Errorf("not made: %+v", r.SkippedChecks)
+			t.Errorf("skipped checks: %+v", r.SkippedChecks)
 		}
 	})
 }
 
-// TestPatience: the second look is later than the controller may be by design.
+// TestPatience: the second examination waits until the controller must have reacted.
 func TestPatience(t *testing.T) {
 	for endpoints, want := range map[int]time.Duration{2: 2 * time.Second, 501: 2 * time.Second, 2000: 2 * time.Second, 2001: 6 * time.Second} {
 		w := newWorld()
@@ -215,13 +215,13 @@ func TestPatienceWithAgents(t *testing.T) {
 		return w.Objects, nil
 	}
 	if _, err := Examine(w.Objects, q); err != nil || waited <= 5*time.Second {
-		t.Errorf("waited %s (%v), want more than agents do between two writes of their status", waited, err)
+		t.Errorf("waited %s (%v), want more than the interval between two writes of an agent's status", waited, err)
 	}
 }
 
 func TestUnknownService(t *testing.T) {
 	_, err := Examine(newWorld().Objects, Question{Service: &types.NamespacedName{Namespace: "shop", Name: "wbe"}})
-	if !errors.Is(err, ErrNoService) || !strings.Contains(err.Error(), "shop/wbe") {
+	if err == nil || !strings.HasPrefix(err.Error(), "there is no Service shop/wbe: ") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -242,10 +242,10 @@ func TestUnread(t *testing.T) {
 		made = append(made, string(n.Check))
 	}
 	if got := strings.Join(made, " "); got != "controller endpoints policies" {
-		t.Errorf("not made: %s", got)
+		t.Errorf("skipped checks: %s", got)
 	}
-	if said := text(t, r); !strings.Contains(said, "you may not list pods") || !strings.Contains(said, "SKIPPED CHECKS") {
-		t.Errorf("the report does not say so:\n%s", said)
+	if table := text(t, r); !strings.Contains(table, "you may not list pods") || !strings.Contains(table, "SKIPPED CHECKS") {
+		t.Errorf("the report lacks the reason:\n%s", table)
 	}
 }
 
@@ -258,8 +258,8 @@ func TestServicesUnread(t *testing.T) {
 		w := newWorld()
 		w.Services, w.Unread = nil, []cluster.Unread{{Kind: cluster.Services, Why: "you may not list services"}}
 		r := w.examine(t, asked)
-		if said := text(t, r); !strings.HasPrefix(said, want) {
-			t.Errorf("%q: want %q:\n%s", asked, want, said)
+		if table := text(t, r); !strings.HasPrefix(table, want) {
+			t.Errorf("%q: want %q:\n%s", asked, want, table)
 		}
 		if printed, err := json.Marshal(r); err != nil || strings.Contains(string(printed), `"services"`) {
 			t.Errorf("%q: %v, a number of Services is printed: %s", asked, err, printed)
@@ -267,7 +267,7 @@ func TestServicesUnread(t *testing.T) {
 	}
 }
 
-// TestNewerFormat: rules of a newer release are not taken for wrong ones.
+// TestNewerFormat: rules of a newer release are not reported as wrong.
 func TestNewerFormat(t *testing.T) {
 	w := newWorld()
 	w.ServiceRules[1].Spec.FormatVersion = 2
@@ -276,11 +276,11 @@ func TestNewerFormat(t *testing.T) {
 		t.Errorf("want only the checks that need the rules to be skipped:\n%s", got)
 	}
 	if slices.ContainsFunc(r.Exposure, func(x Exposure) bool { return x.Service == "shop/web" }) {
-		t.Errorf("what the plugin does not understand is listed as exposed: %+v", r.Exposure)
+		t.Errorf("rules of an unknown format are listed as exposed: %+v", r.Exposure)
 	}
 }
 
-// TestExposed lists the ways in.
+// TestExposed: all ways from outside are listed.
 func TestExposed(t *testing.T) {
 	w := newWorld()
 	w.service("web").Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
@@ -318,7 +318,7 @@ func TestScaledToZero(t *testing.T) {
 	}
 }
 
-// TestExposedBesideOthers: what another Service gets is not among the ways in.
+// TestExposedBesideOthers: addresses that another Service gets are not listed.
 func TestExposedBesideOthers(t *testing.T) {
 	w := newWorld()
 	w.addService(&corev1.Service{
@@ -344,4 +344,12 @@ func TestExposedBesideOthers(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("exposed:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
+}
+
+func withConsequences(found []findings.Finding) []findings.Finding {
+	var all []findings.Finding
+	for _, f := range found {
+		all = append(append(all, f), withConsequences(f.Consequences)...)
+	}
+	return all
 }

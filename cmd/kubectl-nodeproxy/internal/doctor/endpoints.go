@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
@@ -20,6 +21,15 @@ import (
 
 // checkEndpointSlices is the remedy for outdated EndpointSlices of a selector.
 const checkEndpointSlices = "check kube-controller-manager, which writes EndpointSlices: kubectl -n kube-system get pods"
+
+// How the cluster's DNS is recognized.
+const (
+	dnsLabel, dnsLabelValue = "k8s-app", "kube-dns"
+	dnsNamespace, dnsName   = "kube-system", "kube-dns"
+	// dnsOpenShift is the label of OpenShift's, openshift-dns/dns-default.
+	dnsOpenShift = "dns.operator.openshift.io/owning-dns"
+	dnsPort      = 53
+)
 
 // endpoints checks whether Services have endpoints that accept connections.
 func (e *examination) endpoints() {
@@ -39,56 +49,60 @@ func (e *examination) endpoints() {
 // endpointsOf reports which ports of a Service have no endpoint that accepts connections,
 // and why.
 func (e *examination) endpointsOf(svc *corev1.Service) []findings.Finding {
+	c := &endpointCheck{examination: e, svc: svc}
 	_, rules, problems := e.desired(svc)
-	found := e.skippedEndpoints(svc, problems)
+	if len(problems) > 0 {
+		c.add(findings.Warning, "EndpointsSkipped", "unusable endpoints are skipped: "+findings.Some(problems),
+			"correct the EndpointSlices; kube-controller-manager writes those of Services with a selector").Key = ""
+	}
 	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
-		if f := e.withoutAny(svc); f != nil {
-			found = append(found, *f)
-		}
-		return found
+		c.withoutAny()
+		return c.found
 	}
 	var dead, terminating []string
 	for _, port := range rules.Spec.Ports {
 		switch {
 		case len(port.Endpoints) == 0:
 			dead = append(dead, portName(port.Name, port.Port, port.Protocol))
-		case !slices.ContainsFunc(port.Endpoints, func(g v1alpha1.EndpointGroup) bool { return g.State == v1alpha1.EndpointReady }):
+		case len(known(port, true)) == 0:
 			terminating = append(terminating, portName(port.Name, port.Port, port.Protocol))
 		}
 	}
 	if len(terminating) > 0 {
-		found = append(found, e.endpointFinding(svc, findings.Warning, "OnlyTerminating",
-			fmt.Sprintf("only terminating endpoints serve %s", strings.Join(terminating, ", ")),
-			"see why there are no new ones: "+getPods(svc)))
+		c.add(findings.Warning, "OnlyTerminating", "only terminating endpoints serve "+strings.Join(terminating, ", "),
+			"see why there are no new ones: "+inspect("get", svc))
 	}
 	switch {
-	case len(dead) == len(rules.Spec.Ports):
-		if f := e.withoutAny(svc); f != nil {
-			return append(found, *f)
-		}
-		if len(dead) == 0 {
-			return found // it has no ports: see the check of rendering
-		}
-		return append(found, e.portless(svc, dead)...)
+	case len(dead) == len(rules.Spec.Ports) && c.withoutAny():
 	case len(dead) > 0:
-		return append(found, e.portless(svc, dead)...)
+		c.portless(dead)
+	case len(rules.Spec.Ports) > 0: // else see the check of rendering
+		c.familyless(rules)
 	}
-	return append(found, e.familyless(svc, rules)...)
+	return c.found
 }
 
-func (e *examination) endpointFinding(svc *corev1.Service, severity findings.Severity, name, what, do string) findings.Finding {
-	return findings.Finding{
-		Severity: severity, Reason: name, Check: findings.CheckEndpoints, Service: named(svc).String(),
-		Key: "endpoints " + named(svc).String(), Message: what, Remedy: do,
-	}
+// endpointCheck collects findings about the endpoints of a Service.
+type endpointCheck struct {
+	*examination
+	svc   *corev1.Service
+	found []findings.Finding
 }
 
-// withoutAny reports why a Service has no endpoint that accepts connections; nil if it has
-// one, of any port.
-func (e *examination) withoutAny(svc *corev1.Service) *findings.Finding {
-	name := named(svc)
+func (c *endpointCheck) add(severity findings.Severity, reason, message, remedy string) *findings.Finding {
+	c.found = append(c.found, findings.Finding{
+		Severity: severity, Reason: reason, Check: findings.CheckEndpoints, Service: named(c.svc).String(),
+		Key: "endpoints " + named(c.svc).String(), Message: message, Remedy: remedy,
+	})
+	return &c.found[len(c.found)-1]
+}
+
+// withoutAny reports whether a Service has no endpoint that accepts connections, of any port,
+// and adds why.
+func (c *endpointCheck) withoutAny() bool {
+	svc := c.svc
 	all, usable := 0, 0
-	for _, slice := range e.slices[name] {
+	for _, slice := range c.slices[named(svc)] {
 		for i := range slice.Endpoints {
 			all++
 			if render.Takes(&slice.Endpoints[i]) {
@@ -96,52 +110,48 @@ func (e *examination) withoutAny(svc *corev1.Service) *findings.Finding {
 			}
 		}
 	}
-	var f findings.Finding
-	switch pods := e.podsOf(svc); {
+	// A Service may be scaled to zero on purpose, unless the user asks for it, or it is the
+	// cluster's DNS.
+	scaledToZero := findings.Warning
+	if c.Only != nil || isDNS(svc) {
+		scaledToZero = findings.Problem
+	}
+	switch pods := c.podsOf(svc); {
 	case usable > 0:
-		return nil
+		return false
 	case len(svc.Spec.Selector) == 0 && all == 0:
-		f = e.endpointFinding(svc, findings.Problem, "NoEndpointSlices", "the Service has no selector, and no EndpointSlice has endpoints for it",
-			fmt.Sprintf("create EndpointSlices with the label %s=%s in namespace %s, or add a selector to the Service", discoveryv1.LabelServiceName, name.Name, name.Namespace))
+		c.add(findings.Problem, "NoEndpointSlices", "the Service has no selector, and no EndpointSlice has endpoints for it",
+			fmt.Sprintf("create EndpointSlices with the label %s=%s in namespace %s, or add a selector to the Service", discoveryv1.LabelServiceName, svc.Name, svc.Namespace))
 	case all > 0:
-		f = e.endpointFinding(svc, findings.Problem, "NoReadyEndpoint", "no endpoint is ready: "+whyUnready(pods, all),
-			"see why: "+describePods(svc))
-	case e.Unreadable(cluster.Pods) != "":
-		f = e.endpointFinding(svc, e.scaledToZero(svc), "NoEndpoint", "there is no endpoint: no pod with the labels "+selector(svc)+" has an address", "see which pods there are: "+getPods(svc))
+		c.add(findings.Problem, "NoReadyEndpoint", "no endpoint is ready: "+whyUnready(pods, all), "see why: "+inspect("describe", svc))
+	case c.Unreadable(cluster.Pods) != "":
+		c.add(scaledToZero, "NoEndpoint", "there is no endpoint: no pod with the labels "+selector(svc)+" has an address", "see which pods there are: "+inspect("get", svc))
 	case len(pods) == 0:
-		f = e.endpointFinding(svc, e.scaledToZero(svc), "NoPodMatches", "no pod has the labels "+selector(svc)+" that the Service selects",
-			fmt.Sprintf("compare them with the labels of the pods: kubectl get pods -n %s --show-labels; or scale up the workload, unless it is scaled to zero on purpose", name.Namespace))
+		c.add(scaledToZero, "NoPodMatches", "no pod has the labels "+selector(svc)+" that the Service selects",
+			fmt.Sprintf("compare them with the labels of the pods: kubectl get pods -n %s --show-labels; or scale up the workload, unless it is scaled to zero on purpose", svc.Namespace))
 	case !slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.Status.PodIP != "" }):
-		f = e.endpointFinding(svc, findings.Problem, "NoReadyEndpoint", "no selected pod runs: "+whyUnready(pods, len(pods)), "see why: "+describePods(svc))
+		c.add(findings.Problem, "NoReadyEndpoint", "no selected pod runs: "+whyUnready(pods, len(pods)), "see why: "+inspect("describe", svc))
 	default:
-		f = e.endpointFinding(svc, findings.Problem, "EndpointSlicesMissing",
-			fmt.Sprintf("the Service selects %s, but no EndpointSlice has any", output.Plural(len(pods), "pod")),
-			checkEndpointSlices)
-		f.Transient = true
+		c.add(findings.Problem, "EndpointSlicesMissing",
+			fmt.Sprintf("the Service selects %s, but no EndpointSlice has any", output.Plural(len(pods), "pod")), checkEndpointSlices).Transient = true
 	}
-	return &f
+	return true
 }
 
-// scaledToZero is the severity of a Service without pods: that may be on purpose, unless the
-// user asks for the Service, or it is the cluster's DNS.
-func (e *examination) scaledToZero(svc *corev1.Service) findings.Severity {
-	if e.Only != nil || isDNS(svc) {
-		return findings.Problem
+// portless adds why some ports have no endpoint although the Service has some.
+func (c *endpointCheck) portless(dead []string) {
+	svc := c.svc
+	add := func(ports []string, why, remedy string) *findings.Finding {
+		return c.add(findings.Problem, "PortWithoutEndpoint", fmt.Sprintf("the Service has endpoints, but none for port %s: %s", strings.Join(ports, ", "), why), remedy)
 	}
-	return findings.Warning
-}
-
-// portless reports why some ports have no endpoint although the Service has some.
-func (e *examination) portless(svc *corev1.Service, dead []string) []findings.Finding {
-	const none = "the Service has endpoints, but none for port %s: %s"
 	if len(svc.Spec.Selector) == 0 {
-		return []findings.Finding{e.endpointFinding(svc, findings.Problem, "PortWithoutEndpoint",
-			fmt.Sprintf(none, strings.Join(dead, ", "), "no EndpointSlice has a port with that name and protocol, which must match the Service's"),
-			fmt.Sprintf("compare: kubectl get service,endpointslices -n %s -l %s=%s -o yaml", svc.Namespace, discoveryv1.LabelServiceName, svc.Name))}
+		add(dead, "no EndpointSlice has a port with that name and protocol, which must match the Service's",
+			fmt.Sprintf("compare: kubectl get service,endpointslices -n %s -l %s=%s -o yaml", svc.Namespace, discoveryv1.LabelServiceName, svc.Name))
+		return
 	}
 	var late, misnamed, names []string
 	for _, p := range svc.Spec.Ports {
-		switch port := portName(p.Name, p.Port, protocol(p.Protocol)); {
+		switch port := portName(p.Name, p.Port, v1alpha1.Protocol(cmp.Or(p.Protocol, corev1.ProtocolTCP))); {
 		case !slices.Contains(dead, port):
 		case p.TargetPort.Type == intstr.String:
 			misnamed, names = append(misnamed, port), append(names, fmt.Sprintf("%q", p.TargetPort.StrVal))
@@ -149,67 +159,39 @@ func (e *examination) portless(svc *corev1.Service, dead []string) []findings.Fi
 			late = append(late, port)
 		}
 	}
-	var found []findings.Finding
 	if len(misnamed) > 0 {
-		found = append(found, e.endpointFinding(svc, findings.Problem, "PortWithoutEndpoint",
-			fmt.Sprintf(none, strings.Join(misnamed, ", "), fmt.Sprintf("no selected pod has a port named %s, its targetPort", strings.Join(names, ", "))),
-			"compare targetPort of the Service with the port names of the containers: "+getPods(svc)+" -o yaml"))
+		add(misnamed, fmt.Sprintf("no selected pod has a port named %s, its targetPort", strings.Join(names, ", ")),
+			"compare targetPort of the Service with the port names of the containers: "+inspect("get", svc)+" -o yaml")
 	}
 	if len(late) > 0 {
-		f := e.endpointFinding(svc, findings.Problem, "PortWithoutEndpoint",
-			fmt.Sprintf(none, strings.Join(late, ", "), "EndpointSlices lack the port"), checkEndpointSlices)
-		f.Transient = true
-		found = append(found, f)
+		add(late, "EndpointSlices lack the port", checkEndpointSlices).Transient = true
 	}
-	return found
 }
 
-// familyless reports IP families of which a Service has a cluster IP but no endpoint.
-func (e *examination) familyless(svc *corev1.Service, rules *v1alpha1.ServiceProxyRules) []findings.Finding {
+// familyless adds IP families of which a Service has a cluster IP but no endpoint.
+func (c *endpointCheck) familyless(rules *v1alpha1.ServiceProxyRules) {
 	six := map[bool]bool{}
 	for _, port := range rules.Spec.Ports {
-		for _, group := range port.Endpoints {
-			for _, address := range group.Addresses {
-				six[strings.HasPrefix(address, "[")] = true
-			}
+		for address := range known(port, false) {
+			six[strings.HasPrefix(address, "[")] = true
 		}
 	}
-	var found []findings.Finding
 	for i, ip := range rules.Spec.ClusterIPs {
-		if isSix := strings.Contains(ip, ":"); !six[isSix] {
-			family := "IPv4"
-			if isSix {
-				family = "IPv6"
-			}
-			found = append(found, e.endpointFinding(svc, findings.Warning, "FamilyWithoutEndpoint",
-				fmt.Sprintf("its cluster IP %s has no endpoint: none of its endpoints has an %s address", ip, family),
-				"check whether the pods have addresses of both families; "+otherwise(i, family)))
+		isSix := strings.Contains(ip, ":")
+		if six[isSix] {
+			continue
 		}
+		family := dataplane.IPv4
+		if isSix {
+			family = dataplane.IPv6
+		}
+		remedy := "or set ipFamilyPolicy of the Service to SingleStack, which retains its first family"
+		if i == 0 {
+			remedy = fmt.Sprintf("or delete the Service and create it again with ipFamilies without %s: the first family cannot be changed", family)
+		}
+		c.add(findings.Warning, "FamilyWithoutEndpoint", fmt.Sprintf("its cluster IP %s has no endpoint: none of its endpoints has an %s address", ip, family),
+			"check whether the pods have addresses of both families; "+remedy)
 	}
-	return found
-}
-
-// otherwise is the remedy for a Service without endpoints of the family of its first or
-// second cluster IP. SingleStack retains the first.
-func otherwise(i int, family string) string {
-	if i > 0 {
-		return "or set ipFamilyPolicy of the Service to SingleStack, which retains its first family"
-	}
-	return fmt.Sprintf("or delete the Service and create it again with ipFamilies without %s: the first family cannot be changed", family)
-}
-
-// skippedEndpoints reports what agents cannot use of EndpointSlices.
-func (e *examination) skippedEndpoints(svc *corev1.Service, problems []render.Problem) []findings.Finding {
-	if len(problems) == 0 {
-		return nil
-	}
-	var texts []string
-	for _, p := range problems {
-		texts = append(texts, p.String())
-	}
-	f := e.endpointFinding(svc, findings.Warning, "EndpointsSkipped", "unusable endpoints are skipped: "+findings.Some(texts), "correct the EndpointSlices; kube-controller-manager writes those of Services with a selector")
-	f.Key = ""
-	return []findings.Finding{f}
 }
 
 // podsOf are the pods that a Service selects, without those that have finished.
@@ -220,7 +202,7 @@ func (e *examination) podsOf(svc *corev1.Service) []*corev1.Pod {
 	selects := labels.SelectorFromSet(svc.Spec.Selector)
 	var out []*corev1.Pod
 	for _, pod := range e.pods[svc.Namespace] {
-		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && selects.Matches(labels.Set(pod.Labels)) {
+		if !cluster.Finished(pod) && selects.Matches(labels.Set(pod.Labels)) {
 			out = append(out, pod)
 		}
 	}
@@ -229,50 +211,32 @@ func (e *examination) podsOf(svc *corev1.Service) []*corev1.Pod {
 
 // whyUnready returns why the first unready pod is not ready.
 func whyUnready(pods []*corev1.Pod, all int) string {
-	text, more := "", 0
+	var unready []string
 	for _, pod := range pods {
-		switch why := cluster.Unready(pod); {
-		case why == "":
-		case text == "":
-			text = fmt.Sprintf("pod %s: %s", pod.Name, why)
-		default:
-			more++
+		if why := findings.Unready(pod); why != "" {
+			unready = append(unready, fmt.Sprintf("pod %s: %s", pod.Name, why))
 		}
 	}
-	switch {
-	case text == "":
-		return fmt.Sprintf("%s, and none is ready", output.Plural(all, "endpoint"))
+	switch more := len(unready) - 1; {
+	case more < 0:
+		return output.Plural(all, "endpoint") + ", and none is ready"
 	case more > 0:
-		text += fmt.Sprintf(" (and %d more)", more)
+		return fmt.Sprintf("%s (and %d more)", unready[0], more)
 	}
-	return text
+	return unready[0]
 }
 
 func selector(svc *corev1.Service) string {
 	return labels.SelectorFromSet(svc.Spec.Selector).String()
 }
 
-func getPods(svc *corev1.Service) string {
+// inspect returns the command that gets or describes the pods of a Service or, if it selects
+// none, the one that gets its EndpointSlices.
+func inspect(verb string, svc *corev1.Service) string {
 	if len(svc.Spec.Selector) == 0 {
-		return getSlices(svc)
+		return fmt.Sprintf("kubectl get endpointslices -n %s -l %s=%s -o yaml", svc.Namespace, discoveryv1.LabelServiceName, svc.Name)
 	}
-	return fmt.Sprintf("kubectl get pods -n %s -l %s", svc.Namespace, selector(svc))
-}
-
-func describePods(svc *corev1.Service) string {
-	if len(svc.Spec.Selector) == 0 {
-		return getSlices(svc)
-	}
-	return fmt.Sprintf("kubectl describe pods -n %s -l %s", svc.Namespace, selector(svc))
-}
-
-// getSlices lists the EndpointSlices of a Service that selects no pods.
-func getSlices(svc *corev1.Service) string {
-	return fmt.Sprintf("kubectl get endpointslices -n %s -l %s=%s -o yaml", svc.Namespace, discoveryv1.LabelServiceName, svc.Name)
-}
-
-func protocol(p corev1.Protocol) v1alpha1.Protocol {
-	return v1alpha1.Protocol(cmp.Or(p, corev1.ProtocolTCP))
+	return fmt.Sprintf("kubectl %s pods -n %s -l %s", verb, svc.Namespace, selector(svc))
 }
 
 // portName is the human-readable name of a port.
@@ -282,4 +246,56 @@ func portName(name string, port int32, protocol v1alpha1.Protocol) string {
 		text += " (" + name + ")"
 	}
 	return text
+}
+
+// isDNS reports whether a Service is the cluster's DNS. Headless Services, and those without
+// its port, have other purposes, such as metrics.
+func isDNS(svc *corev1.Service) bool {
+	_, openShift := svc.Labels[dnsOpenShift]
+	labelled := (openShift || svc.Labels[dnsLabel] == dnsLabelValue) &&
+		slices.ContainsFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == dnsPort })
+	return svc.Spec.ClusterIP != corev1.ClusterIPNone && (labelled || svc.Namespace == dnsNamespace && svc.Name == dnsName)
+}
+
+// dns checks whether pods can resolve names.
+func (e *examination) dns() {
+	found := false
+	for i := range e.Services {
+		if svc := &e.Services[i]; isDNS(svc) {
+			found = true
+			e.dnsService(svc)
+		}
+	}
+	if !found {
+		// The pods' resolv.conf names it, which the plugin cannot read.
+		e.Notef("no Service of a cluster DNS found (%s/%s, or one with the label %s=%s or %s): if it has another name, check it with doctor NAMESPACE/SERVICE",
+			dnsNamespace, dnsName, dnsLabel, dnsLabelValue, dnsOpenShift)
+	}
+}
+
+func (e *examination) dnsService(svc *corev1.Service) {
+	name := named(svc)
+	if !render.Eligible(svc) {
+		e.Add(findings.Finding{
+			Severity: findings.Problem, Reason: "DNSNotProxied", Check: findings.CheckDNS, Service: name.String(),
+			Message: "nodeproxy does not proxy the Service of the cluster's DNS: " + cluster.Ineligible(svc), Remedy: remedyIneligible(svc),
+		})
+		return
+	}
+	for _, protocol := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
+		if !slices.ContainsFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool {
+			return p.Port == dnsPort && (p.Protocol == protocol || p.Protocol == "" && protocol == corev1.ProtocolTCP)
+		}) {
+			e.Add(findings.Finding{
+				Severity: findings.Warning, Reason: "DNSPortMissing", Check: findings.CheckDNS, Service: name.String(),
+				Message: fmt.Sprintf("the Service of the cluster's DNS lacks port %d/%s, which pods use", dnsPort, protocol),
+				Remedy:  "add the port: " + editService(name),
+			})
+		}
+	}
+	for _, f := range e.endpointsOf(svc) {
+		f.Check = findings.CheckDNS
+		f.Message = "names may not resolve: " + f.Message
+		e.Add(f)
+	}
 }

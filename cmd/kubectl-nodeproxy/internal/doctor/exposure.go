@@ -29,9 +29,6 @@ const anyClient = "any"
 func (e *examination) exposure() {
 	nodePorts := e.nodePortAddresses()
 	for name, rules := range e.used(findings.CheckExposure) {
-		if !e.concerns(name) {
-			continue
-		}
 		e.exposed(name, rules, nodePorts)
 		e.notClosed(name, rules)
 		e.openRanges(name, rules)
@@ -63,7 +60,13 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 		byPorts := map[string][]string{}
 		var order []string
 		for _, a := range addresses {
-			ports := strings.Join(e.won(name, rules, a), " ")
+			var owned []string
+			for _, p := range spec.Ports {
+				if holder, ok := e.holders.At(spec, claimOf(a, p)); ok && types.NamespacedName(holder) == name {
+					owned = append(owned, portOf(p))
+				}
+			}
+			ports := strings.Join(owned, " ")
 			if len(byPorts[ports]) == 0 {
 				order = append(order, ports)
 			}
@@ -85,17 +88,6 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 	if spec.HealthCheckNodePort != 0 {
 		show("HealthCheckNodePort", nodePorts, anyClient, []string{fmt.Sprintf("%d/TCP", spec.HealthCheckNodePort)})
 	}
-}
-
-// won are the ports at which a Service answers at an address.
-func (e *examination) won(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, address string) []string {
-	var ports []string
-	for _, p := range rules.Spec.Ports {
-		if holder, ok := e.holders.At(&rules.Spec, claimOf(address, p)); ok && types.NamespacedName(holder) == name {
-			ports = append(ports, portOf(p))
-		}
-	}
-	return ports
 }
 
 // nodePortAddresses returns which addresses of the nodes serve node ports.
@@ -134,7 +126,7 @@ func (e *examination) openRanges(name types.NamespacedName, rules *v1alpha1.Serv
 		e.Add(findings.Finding{
 			Severity: findings.Problem, Reason: "SourceRanges", Check: findings.CheckExposure, Service: name.String(),
 			Message: "loadBalancerSourceRanges do not restrict all clients: " + text,
-			Remedy:  fmt.Sprintf("add a range of that family, or correct it: kubectl edit service -n %s %s", name.Namespace, name.Name),
+			Remedy:  "add a range of that family, or correct it: " + editService(name),
 		})
 	}
 }
@@ -144,14 +136,14 @@ func (e *examination) addressesSkipped(name types.NamespacedName, rules *v1alpha
 	if len(rules.Spec.SkippedAddresses) == 0 {
 		return
 	}
-	texts := make([]string, len(rules.Spec.SkippedAddresses))
-	for i, a := range rules.Spec.SkippedAddresses {
-		texts[i] = a.Address + " " + a.Reason
+	var texts []string
+	for _, a := range rules.Spec.SkippedAddresses {
+		texts = append(texts, a.Address+" "+a.Reason)
 	}
 	e.Add(findings.Finding{
 		Severity: findings.Warning, Reason: "AddressesSkipped", Check: findings.CheckExposure, Service: name.String(),
 		Message: "the Service is not served at addresses that no Service may have: " + findings.Some(texts),
-		Remedy:  e.Docs.See(fmt.Sprintf("remove them from spec.externalIPs, or configure the load balancer controller to assign others: kubectl edit service -n %s %s", name.Namespace, name.Name), "security.md#who-can-do-what-harm"),
+		Remedy:  e.Docs.See("remove them from spec.externalIPs, or configure the load balancer controller to assign others: "+editService(name), "security.md#who-can-do-what-harm"),
 	})
 }
 
@@ -177,7 +169,8 @@ func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.Servi
 			if toggle == nil || *toggle != v1alpha1.Disabled || !open[field] || owners[field] != "" && owners[field] != p.Name {
 				continue // or a policy with precedence enables it
 			}
-			if e.rollingOut(p) {
+			c := findings.Condition(p.Status.Conditions, v1alpha1.ConditionReady, metav1.ConditionFalse)
+			if c != nil && c.Reason == v1alpha1.ReasonProgressing && p.Status.ObservedGeneration == p.Generation && e.Time.Sub(c.LastTransitionTime.Time) < maxRollout {
 				continue // which is a note
 			}
 			e.Add(findings.Finding{
@@ -190,14 +183,6 @@ func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.Servi
 	}
 }
 
-// rollingOut reports whether the controller is rolling out a policy.
-func (e *examination) rollingOut(p *v1alpha1.ServiceProxyPolicy) bool {
-	c := findings.Condition(p.Status.Conditions, v1alpha1.ConditionReady, metav1.ConditionFalse)
-	return c != nil && c.Reason == v1alpha1.ReasonProgressing && p.Status.ObservedGeneration == p.Generation &&
-		e.Time.Sub(c.LastTransitionTime.Time) < maxRollout
-}
-
-// claimOf is the claim of a Service to one of its addresses and ports.
 func claimOf(address string, p v1alpha1.ServicePort) combine.Claim {
 	a, err := netip.ParseAddr(address)
 	if err != nil {
@@ -210,7 +195,10 @@ func portOf(p v1alpha1.ServicePort) string { return fmt.Sprintf("%d/%s", p.Port,
 
 // contested reports addresses and ports that several Services claim.
 func (e *examination) contested() {
-	for name, rules := range e.used(findings.CheckExposure) {
+	for name, rules := range e.rules { // of all Services, because the other one may be the examined one
+		if rules.Spec.Released || rules.Spec.FormatVersion > v1alpha1.FormatVersion {
+			continue
+		}
 		e.lost(name, rules, "a cluster IP", rules.Spec.ClusterIPs)
 		e.lost(name, rules, "an external IP", rules.Spec.ExternalIPs)
 		e.lost(name, rules, "a load-balancer IP", rules.Spec.LoadBalancerIPs)
@@ -233,7 +221,7 @@ func (e *examination) lost(service types.NamespacedName, rules *v1alpha1.Service
 			e.Add(findings.Finding{
 				Severity: findings.Problem, Reason: "AddressTaken", Check: findings.CheckExposure, Service: service.String(),
 				Message: fmt.Sprintf("%s port %s, %s of the Service, belongs to %s, which gets the connections", address, portOf(p), what, e.preferred(by, rules)),
-				Remedy:  fmt.Sprintf("change the address or port of one of them: kubectl edit service -n %s %s", service.Namespace, service.Name),
+				Remedy:  "change the address or port of one of them: " + editService(service),
 			})
 		}
 	}
@@ -251,4 +239,85 @@ func (e *examination) preferred(holder types.NamespacedName, over *v1alpha1.Serv
 		return fmt.Sprintf("the Service %s (because this one has no cluster IP of that IP family)", holder)
 	}
 	return fmt.Sprintf("the older Service %s", holder)
+}
+
+func editService(name types.NamespacedName) string {
+	return fmt.Sprintf("kubectl edit service -n %s %s", name.Namespace, name.Name)
+}
+
+// portsOfNodes are the TCP ports of the node itself: SSH, API server, kubelet, health and
+// metrics of kube-proxy and of nodeproxy.
+func portsOfNodes() []int32 { return []int32{22, 6443, 10249, 10250, 10256, 19256, 19257, 19258} }
+
+// nodeAddresses reports addresses of Services that are addresses of nodes. Load balancers on
+// the nodes commonly assign these. That is a problem if the node itself uses the port; a
+// node port stays with its owner.
+func (e *examination) nodeAddresses() {
+	nodes := map[string]string{}
+	for _, node := range e.Nodes {
+		for _, a := range node.Spec.Node.Addresses {
+			nodes[a] = node.Name
+		}
+	}
+	for name, rules := range e.used(findings.CheckExposure) {
+		ofNode, nodePorts := e.clashes(name, &rules.Spec)
+		of := func(what string, severity findings.Severity, addresses []string) {
+			for _, a := range addresses {
+				if nodes[a] == "" {
+					continue
+				}
+				f := findings.Finding{
+					Severity: severity, Reason: "NodeAddressTaken", Check: findings.CheckExposure, Service: name.String(), Nodes: []string{nodes[a]},
+					Message: fmt.Sprintf("%s, %s of the Service, is the node's own address: the Service gets connections to its ports there", a, what),
+					Remedy:  "remove it from the Service: " + editService(name),
+				}
+				if len(ofNode) > 0 {
+					f.Severity = findings.Problem
+					f.Message += ", also those that the node needs: " + strings.Join(ofNode, ", ")
+				}
+				if len(nodePorts) > 0 {
+					f.Severity = findings.Problem
+					f.Message += ", except those that stay with their owner: " + strings.Join(nodePorts, ", ")
+				}
+				e.Add(f)
+			}
+		}
+		of("a cluster IP", findings.Problem, rules.Spec.ClusterIPs)
+		of("an external IP", findings.Warning, rules.Spec.ExternalIPs)
+		balanced := slices.DeleteFunc(slices.Clone(rules.Spec.LoadBalancerIPs), func(a string) bool {
+			return nodes[a] == "" || slices.Contains(rules.Spec.ExternalIPs, a)
+		})
+		switch {
+		case len(balanced) == 0:
+		case len(ofNode)+len(nodePorts) > 0:
+			of("a load-balancer IP", findings.Problem, balanced)
+		default:
+			are := "are addresses of nodes"
+			if len(balanced) == 1 {
+				are = "is an address of a node"
+			}
+			e.Notef("%s of %s: %s %s, as with load balancers on the nodes: the Service gets the connections to its ports there",
+				output.Plural(len(balanced), "load-balancer IP"), name, findings.Some(balanced), are)
+		}
+	}
+}
+
+// clashes describes the ports of a Service that the node itself, or another Service by its node
+// port, uses on the node's addresses.
+func (e *examination) clashes(name types.NamespacedName, spec *v1alpha1.ServiceProxyRulesSpec) (ofNode, nodePorts []string) {
+	for _, p := range spec.Ports {
+		owner := name
+		for _, everywhere := range []string{"::", "0.0.0.0"} { // IPv4 counts if both are taken
+			if of, ok := e.holders.Of(claimOf(everywhere, p)); ok {
+				owner = types.NamespacedName(of)
+			}
+		}
+		switch {
+		case owner != name:
+			nodePorts = append(nodePorts, fmt.Sprintf("%s is the node port of %s", portOf(p), owner))
+		case p.Protocol == v1alpha1.ProtocolTCP && slices.Contains(portsOfNodes(), p.Port):
+			ofNode = append(ofNode, portOf(p)+" is a port of the node itself")
+		}
+	}
+	return ofNode, nodePorts
 }

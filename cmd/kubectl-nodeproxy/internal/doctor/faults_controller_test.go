@@ -12,12 +12,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// controllerFaults are of the controller, and what NodeProxy says.
+// controllerFaults are faults of the controller and of NodeProxy.
 func controllerFaults() map[string]planted {
 	return map[string]planted{
 		"no NodeProxy": {
 			plant: func(w *world) { w.NodeProxy = nil },
-			want:  "NoNodeProxy", says: "apply your previous NodeProxy",
+			want:  "NoNodeProxy", contains: "apply your previous NodeProxy",
 		},
 		"being removed": {
 			plant: func(w *world) {
@@ -33,15 +33,15 @@ func controllerFaults() map[string]planted {
 			plant: func(w *world) {
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonInvalidSettings, "settings.masquerade.bit")}
 			},
-			want: "InvalidSettings", says: "settings.masquerade.bit",
+			want: "InvalidSettings", contains: "settings.masquerade.bit",
 		},
-		"inventory of another cluster": {
+		"inventory of other objects": {
 			plant: func(w *world) { w.NodeProxy.Status.Inventory.Services = 7 },
 			want:  "ControllerBehind(InventoryDiffers)",
 		},
 		"a generation that no controller has observed": {
 			plant: func(w *world) { w.NodeProxy.Generation = 2 },
-			want:  "ControllerBehind(NodeProxyNotObserved)", says: "docs/troubleshooting.md#nodeproxycontrollerwithoutleader",
+			want:  "ControllerBehind(NodeProxyNotObserved)", contains: "docs/troubleshooting.md#nodeproxycontrollerwithoutleader",
 		},
 		"a Service that the controller rejects": {
 			plant: func(w *world) {
@@ -52,7 +52,7 @@ func controllerFaults() map[string]planted {
 				w.report(0)
 				w.report(1)
 			},
-			want: "ServiceRejected", says: "larger than 1 MiB",
+			want: "ServiceRejected", contains: "larger than 1 MiB",
 		},
 		"a Service that the controller rejected, and that is gone": {
 			plant: func(w *world) {
@@ -60,19 +60,19 @@ func controllerFaults() map[string]planted {
 				w.NodeProxy.Status.UnrenderedServices = 1
 			},
 		},
-		"never switched on": {
+		"not enabled": {
 			plant: func(w *world) { w.NodeProxy, w.NodeRules, w.ServiceRules = nil, nil, nil },
-			want:  "NoNodeProxy", says: "docs/migration.md#1-install-beside-kube-proxy, else https://github.com/nodeproxy-io/nodeproxy/blob/v0.1.0/docs/install.md#install",
+			want:  "NoNodeProxy", contains: "docs/migration.md#1-install-beside-kube-proxy, else https://github.com/nodeproxy-io/nodeproxy/blob/v0.1.0/docs/install.md#install",
 		},
 	}
 }
 
-// dnsFaults are of the cluster's DNS.
+// dnsFaults are faults of the cluster's DNS.
 func dnsFaults() map[string]planted {
 	return map[string]planted{
 		"DNS without pods": {
 			plant: func(w *world) { w.removePods("kube-dns"); w.render() },
-			want:  "NoPodMatches", says: "names may not resolve",
+			want:  "NoPodMatches", contains: "names may not resolve",
 		},
 		"DNS asked for by its name": {
 			service: "kube-system/kube-dns",
@@ -84,7 +84,7 @@ func dnsFaults() map[string]planted {
 				w.Services, w.EndpointSlices = w.Services[1:], w.EndpointSlices[1:]
 				w.render()
 			},
-			says: "(kube-system/kube-dns, or one with the label k8s-app=kube-dns or dns.operator.openshift.io/owning-dns)",
+			contains: "(kube-system/kube-dns, or one with the label k8s-app=kube-dns or dns.operator.openshift.io/owning-dns)",
 		},
 		"DNS of OpenShift without pods": {
 			plant: func(w *world) {
@@ -95,11 +95,11 @@ func dnsFaults() map[string]planted {
 				w.Pods = w.Pods[2:]
 				w.render()
 			},
-			want: "NoPodMatches", says: "names may not resolve",
+			want: "NoPodMatches", contains: "names may not resolve",
 		},
 		"DNS without TCP": {
 			plant: func(w *world) { w.service("kube-dns").Spec.Ports = w.service("kube-dns").Spec.Ports[:1]; w.render() },
-			want:  "DNSPortMissing", says: "53/TCP",
+			want:  "DNSPortMissing", contains: "53/TCP",
 		},
 		"a Service for the metrics of DNS": {
 			plant: func(w *world) {

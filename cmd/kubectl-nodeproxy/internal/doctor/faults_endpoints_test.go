@@ -10,16 +10,16 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// endpointFaults are of endpoints.
+// endpointFaults are faults of endpoints.
 func endpointFaults() map[string]planted {
 	return map[string]planted{
-		"selector of nothing": {
+		"selector without pods": {
 			plant: func(w *world) {
 				w.service("web").Spec.Selector = map[string]string{"app": "wbe"}
 				w.slice("web").Endpoints = nil
 				w.render()
 			},
-			want: "NoPodMatches", says: "app=wbe",
+			want: "NoPodMatches", contains: "app=wbe",
 		},
 		"no selector and no slices": {
 			plant: func(w *world) {
@@ -27,11 +27,11 @@ func endpointFaults() map[string]planted {
 				w.EndpointSlices = w.EndpointSlices[:1]
 				w.render()
 			},
-			want: "NoEndpointSlices", says: "kubernetes.io/service-name=web",
+			want: "NoEndpointSlices", contains: "kubernetes.io/service-name=web",
 		},
 		"pods and no slices": {
 			plant: func(w *world) { w.EndpointSlices = w.EndpointSlices[:1]; w.render() },
-			want:  "EndpointSlicesMissing", says: "2 pods",
+			want:  "EndpointSlicesMissing", contains: "2 pods",
 		},
 		"no pod is ready": {
 			plant: func(w *world) {
@@ -41,9 +41,9 @@ func endpointFaults() map[string]planted {
 				}
 				w.render()
 			},
-			want: "NoReadyEndpoint", says: "pod web-node-1: containers with unready status: [web] (and 1 more)",
+			want: "NoReadyEndpoint", contains: "pod web-node-1: containers with unready status: [web] (and 1 more)",
 		},
-		"no endpoint is ready, and of the pods one is not": {
+		"no endpoint is ready, and one pod is not": {
 			plant: func(w *world) {
 				for i := range w.slice("web").Endpoints {
 					w.slice("web").Endpoints[i].Conditions.Ready = new(false)
@@ -51,7 +51,7 @@ func endpointFaults() map[string]planted {
 				w.Pods[3].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: "a gate"}}
 				w.render()
 			},
-			want: "NoReadyEndpoint", says: "pod web-node-2: a gate\n",
+			want: "NoReadyEndpoint", contains: "pod web-node-2: a gate\n",
 		},
 		"no endpoint is ready, and nothing is selected": {
 			plant: func(w *world) {
@@ -61,7 +61,7 @@ func endpointFaults() map[string]planted {
 				}
 				w.render()
 			},
-			want: "NoReadyEndpoint", says: "see why: kubectl get endpointslices -n shop -l kubernetes.io/service-name=web -o yaml",
+			want: "NoReadyEndpoint", contains: "see why: kubectl get endpointslices -n shop -l kubernetes.io/service-name=web -o yaml",
 		},
 		"no pod starts": {
 			plant: func(w *world) {
@@ -73,9 +73,9 @@ func endpointFaults() map[string]planted {
 				}
 				w.render()
 			},
-			want: "NoReadyEndpoint", says: "container web: ImagePullBackOff",
+			want: "NoReadyEndpoint", contains: "container web: ImagePullBackOff",
 		},
-		"pods that end": {
+		"pods that terminate": {
 			plant: func(w *world) {
 				for i := range w.slice("web").Endpoints {
 					w.slice("web").Endpoints[i].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
@@ -90,14 +90,14 @@ func endpointFaults() map[string]planted {
 				w.slice("web").Ports = nil
 				w.render()
 			},
-			want: "PortWithoutEndpoint", says: `no selected pod has a port named "htpp", its targetPort`,
+			want: "PortWithoutEndpoint", contains: `no selected pod has a port named "htpp", its targetPort`,
 		},
 		"number of a port that slices do not have yet": {
 			plant: func(w *world) {
 				w.service("web").Spec.Ports = append(w.service("web").Spec.Ports, corev1.ServicePort{Name: "admin", Port: 81, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(8081)})
 				w.render()
 			},
-			want: "PortWithoutEndpoint", says: "none for port 81/TCP (admin): EndpointSlices lack the port\n  remedy: check kube-controller-manager, which writes",
+			want: "PortWithoutEndpoint", contains: "none for port 81/TCP (admin): EndpointSlices lack the port\n  remedy: check kube-controller-manager, which writes",
 		},
 		"port name of no slice": {
 			plant: func(w *world) {
@@ -105,7 +105,7 @@ func endpointFaults() map[string]planted {
 				w.slice("web").Ports[0].Name = new("web")
 				w.render()
 			},
-			want: "PortWithoutEndpoint", says: "which must match the Service's",
+			want: "PortWithoutEndpoint", contains: "which must match the Service's",
 		},
 		"no endpoint of a family": {
 			plant: func(w *world) {
@@ -113,14 +113,14 @@ func endpointFaults() map[string]planted {
 				s.ClusterIPs, s.IPFamilies = append(s.ClusterIPs, "fd00::20"), append(s.IPFamilies, corev1.IPv6Protocol)
 				w.render()
 			},
-			want: "FamilyWithoutEndpoint", says: "SingleStack, which retains its first family",
+			want: "FamilyWithoutEndpoint", contains: "SingleStack, which retains its first family",
 		},
-		"address that cannot be one": {
+		"invalid address": {
 			plant: func(w *world) {
 				w.slice("web").Endpoints = append(w.slice("web").Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.244.1"}})
 				w.render()
 			},
-			want: "EndpointsSkipped", says: `"10.244.1"`,
+			want: "EndpointsSkipped", contains: `"10.244.1"`,
 		},
 		"no endpoint of the first family": {
 			plant: func(w *world) {
@@ -129,18 +129,18 @@ func endpointFaults() map[string]planted {
 				s.ClusterIP = s.ClusterIPs[0]
 				w.render()
 			},
-			want: "FamilyWithoutEndpoint", says: "create it again with ipFamilies without IPv6",
+			want: "FamilyWithoutEndpoint", contains: "create it again with ipFamilies without IPv6",
 		},
 	}
 }
 
-// renderingFaults are of what is rendered.
+// renderingFaults are faults of rendered objects.
 func renderingFaults() map[string]planted {
 	return map[string]planted{
 		"Service of another proxy": {
 			service: "shop/web",
 			plant:   func(w *world) { w.service("web").Labels[render.LabelServiceProxyName] = "other"; w.render() },
-			want:    "NotEligible", says: "kubectl label service -n shop web service.kubernetes.io/service-proxy-name-",
+			want:    "NotEligible", contains: "kubectl label service -n shop web service.kubernetes.io/service-proxy-name-",
 		},
 		"not rendered": {
 			plant: func(w *world) {
@@ -150,15 +150,15 @@ func renderingFaults() map[string]planted {
 			},
 			want: "ControllerBehind(InventoryDiffers NotRendered)",
 		},
-		"rendered as it was": {
+		"rendered before a change": {
 			plant: func(w *world) { w.service("web").Spec.Ports[0].Port = 81 },
-			want:  "ControllerBehind(RenderedOutdated)", says: "(changed: ports)",
+			want:  "ControllerBehind(RenderedOutdated)", contains: "(changed: ports)",
 		},
 		"rules of a Service that is gone": {
 			plant: func(w *world) { w.Services = w.Services[:1] },
 			want:  "ControllerBehind(StillRendered)",
 		},
-		"members of before": {
+		"outdated local endpoints": {
 			plant: func(w *world) {
 				w.node(1).Spec.LocalEndpoints = nil
 				w.report(1)
@@ -167,13 +167,13 @@ func renderingFaults() map[string]planted {
 		},
 		"local endpoints left out": {
 			plant: crowd,
-			want:  "LocalEndpointsLeftOut", says: "more than the limit of 131072 for one namespace on one node",
+			want:  "LocalEndpointsLeftOut", contains: "more than the limit of 131072 for one namespace on one node",
 		},
 		"local endpoints of another Service left out": {service: "shop/web", plant: crowd},
 	}
 }
 
-// crowd has one Service with more on node-1 than its NodeProxyRules takes.
+// crowd adds a Service with more endpoints on node-1 than fit into its NodeProxyRules.
 func crowd(w *world) {
 	slice := w.slice("web").DeepCopy()
 	slice.Namespace, slice.Name, slice.Labels = "evil", "crowd", map[string]string{discoveryv1.LabelServiceName: "crowd"}

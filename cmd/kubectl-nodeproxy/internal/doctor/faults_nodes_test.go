@@ -11,28 +11,28 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// nodeFaults are of nodes.
+// nodeFaults are faults of nodes.
 func nodeFaults() map[string]planted {
 	return map[string]planted{
 		"agent that never reported": {
 			plant: func(w *world) { w.node(1).Status = v1alpha1.NodeProxyRulesStatus{} },
 			want:  "AgentNeverReported",
 		},
-		"agent that is silent, and what follows": {
+		"silent agent with consequences": {
 			plant: func(w *world) {
-				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "no sign of life of the agent since 2026-03-01T11:55:00Z (its Lease)"))
+				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, v1alpha1.MessageSilentSince+"2026-03-01T11:55:00Z (its Lease)"))
 				w.node(1).Status.SettingsRevision = "old"
 				w.node(1).Status.Conntrack.UsagePercent = 90
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
 				w.NodeProxy.Status.Nodes.Lagging = 1
 			},
-			want: "AgentNotResponding(NodesNotProgrammed AgentsLagging SettingsNotApplied ConntrackPressure)", says: "node node-2 since 2026-03-01T11:55:00Z (5m",
+			want: "AgentNotResponding(NodesNotProgrammed AgentsLagging SettingsNotApplied ConntrackPressure)", contains: "node node-2 since 2026-03-01T11:55:00Z (5m",
 		},
 		"agent that is too old": {
 			plant: func(w *world) { w.node(0).Spec.FormatVersion = 2 },
-			want:  "AgentTooOld", says: "your agents' DaemonSet",
+			want:  "AgentTooOld", contains: "your agents' DaemonSet",
 		},
-		"settings that the node cannot do": {
+		"settings that the node cannot apply": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonUnsupported, "no ip_vs"))
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "not accepted: no ip_vs"))
@@ -44,15 +44,15 @@ func nodeFaults() map[string]planted {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "kube-proxy"))
 				w.set(0, is(v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue, v1alpha1.ReasonConflictingProxy, "kube-proxy"))
 			},
-			want: "ConflictingProxy", says: "kube-proxy",
+			want: "ConflictingProxy", contains: "kube-proxy",
 		},
-		"something that could not be done besides": {
+		"programmed with restrictions": {
 			plant: func(w *world) {
 				for i := range 2 {
-					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted; but: a sysctl"))
+					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed; but: a sysctl"))
 				}
 			},
-			says: "on node-1, node-2: programmed, with restrictions: a sysctl",
+			contains: "on node-1, node-2: programmed, with restrictions: a sysctl",
 		},
 		"changes that wait": {
 			plant: func(w *world) {
@@ -72,14 +72,14 @@ func nodeFaults() map[string]planted {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonRetained, "2 Services"))
 			},
-			want: "Retained", says: "WARNING Retained of node node-1\n",
+			want: "Retained", contains: "WARNING Retained of node node-1\n",
 		},
 		"a Service that the kernel rejects": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, ""))
 				w.node(0).Status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{"shop/web: no SCTP"}}
 			},
-			want: "SomeServicesRejected", says: "Service shop/web, node node-1\n",
+			want: "SomeServicesRejected", contains: "Service shop/web, node node-1\n",
 		},
 		"another Service that the kernel rejects": {
 			service: "kube-system/kube-dns",
@@ -95,7 +95,7 @@ func nodeFaults() map[string]planted {
 					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, ""))
 				}
 			},
-			want: "Audit", says: "WARNING Audit of nodes node-1, node-2\n",
+			want: "Audit", contains: "WARNING Audit of nodes node-1, node-2\n",
 		},
 		"another mode": {
 			plant: func(w *world) {
@@ -107,7 +107,7 @@ func nodeFaults() map[string]planted {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionDrifted, metav1.ConditionTrue, v1alpha1.ReasonRulesModified, "by a firewall"))
 			},
-			want: "Drifted", says: "by a firewall",
+			want: "Drifted", contains: "by a firewall",
 		},
 		"rules repaired just now": {
 			plant: func(w *world) { w.node(0).Status.Drift = &v1alpha1.DriftReport{Repairs: 1, LastTime: ago(time.Minute)} },
@@ -122,7 +122,7 @@ func nodeFaults() map[string]planted {
 			},
 			want: "KernelDiffers",
 		},
-		"a Windows node, as one of its pods reveals": {
+		"a Windows node, known by one of its pods": {
 			plant: func(w *world) {
 				for i := range 2 {
 					pod := *w.Pods[2].DeepCopy()
@@ -141,14 +141,14 @@ func nodeFaults() map[string]planted {
 				w.NodeProxy.Spec.Agent = &v1alpha1.AgentSettings{Management: new(v1alpha1.AgentManaged)}
 				w.node(0).Spec.FormatVersion = 2
 			},
-			want: "AgentTooOld", says: "clear spec.agent.image of the NodeProxy",
+			want: "AgentTooOld", contains: "clear spec.agent.image of the NodeProxy",
 		},
 		"Audit, and no proxy maintains the rules": {
 			plant: func(w *world) {
 				w.node(0).Spec.Settings.Enforcement = new(v1alpha1.Audit)
-				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "enforcement is Audit: nobody maintains the rules, start kube-proxy"))
+				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "enforcement is Audit: no program maintains the rules, start kube-proxy"))
 			},
-			want: "AuditWithoutProxy", says: "nobody maintains the rules, start kube-proxy",
+			want: "AuditWithoutProxy", contains: "no program maintains the rules, start kube-proxy",
 		},
 		"silent agents of many nodes are one finding": {
 			plant: func(w *world) {
@@ -156,7 +156,7 @@ func nodeFaults() map[string]planted {
 					w.set(i, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
 				}
 			},
-			want: "AgentNotResponding", says: "check its pod and log: kubectl -n nodeproxy-system get pods -l app.kubernetes.io/name=nodeproxy-agent -o wide, then",
+			want: "AgentNotResponding", contains: "check its pod and log: kubectl -n nodeproxy-system get pods -l app.kubernetes.io/name=nodeproxy-agent -o wide, then",
 		},
 		"an agent of nodeproxy in a namespace of its own that is silent": {
 			plant: func(w *world) {
@@ -164,11 +164,11 @@ func nodeFaults() map[string]planted {
 					Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}})
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, ""))
 			},
-			want: "AgentNotResponding", says: "kubectl -n operators get pods -l app.kubernetes.io/name=nodeproxy-agent --field-selector spec.nodeName=node-1 -o wide, then kubectl -n operators logs POD --tail=20",
+			want: "AgentNotResponding", contains: "kubectl -n operators get pods -l app.kubernetes.io/name=nodeproxy-agent --field-selector spec.nodeName=node-1 -o wide, then kubectl -n operators logs POD --tail=20",
 		},
 		"rules of a node that are not applied": {
 			plant: func(w *world) { w.node(0).Generation = 2 },
-			want:  "RulesNotApplied", says: "(generation 2), but its agent still reports older ones (generation 1)",
+			want:  "RulesNotApplied", contains: "(generation 2), but its agent still reports older ones (generation 1)",
 		},
 		"settings of a node that are not applied": {
 			plant: func(w *world) { w.node(0).Spec.SettingsRevision = "new" },
@@ -199,11 +199,11 @@ func nodeFaults() map[string]planted {
 				w.set(0, is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, ""))
 				w.node(0).Status.Retained = 3
 			},
-			want: "Retained", says: "retains the rules of 3 Services",
+			want: "Retained", contains: "retains the rules of 3 Services",
 		},
 		"a family that is not programmed": {
 			plant: func(w *world) { w.node(1).Status.Families = []string{"IPv6"} },
-			want:  "FamilyNotProgrammed", says: "IPv4 is not programmed",
+			want:  "FamilyNotProgrammed", contains: "IPv4 is not programmed",
 		},
 		"a kernel that lags": {
 			plant: func(w *world) {
@@ -212,7 +212,7 @@ func nodeFaults() map[string]planted {
 				w.ServiceRules[1].ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(11 * time.Minute))}}
 				w.node(0).Status.AppliedResourceVersion = "10"
 			},
-			want: "ChangesNotApplied", says: "ServiceProxyRules shop.web have resourceVersion 10, but its kernel has nothing newer than 6",
+			want: "ChangesNotApplied", contains: "ServiceProxyRules shop.web have resourceVersion 10, but its kernel has nothing newer than 6",
 		},
 		"a kernel whose agent has not reported yet": {
 			plant: func(w *world) {
@@ -222,27 +222,27 @@ func nodeFaults() map[string]planted {
 		},
 		"other endpoints than desired": {
 			plant: func(w *world) { w.node(0).Status.LocalEndpoints = 9 },
-			want:  "StatusDiffers", says: "local endpoints: 2 desired, 9 reported",
+			want:  "StatusDiffers", contains: "local endpoints: 2 desired, 9 reported",
 		},
 		"another mode than desired": {
 			plant: func(w *world) { w.node(0).Status.Mode = v1alpha1.ModeIPVS },
-			want:  "StatusDiffers", says: "mode: IPTables desired, IPVS reported",
+			want:  "StatusDiffers", contains: "mode: IPTables desired, IPVS reported",
 		},
 	}
 }
 
-// trafficPolicyFaults are of traffic policies.
+// trafficPolicyFaults are faults of traffic policies.
 func trafficPolicyFaults() map[string]planted {
 	return map[string]planted{
-		"Local where no pod is": {
+		"Local without pods": {
 			plant: func(w *world) {
 				w.service("web").Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
 				w.render()
 			},
-			want: "LocalWithoutEndpoint", says: "node node-2",
+			want: "LocalWithoutEndpoint", contains: "node node-2",
 		},
-		"Local where the only pod is about to end": {
+		"Local with only a terminating pod": {
 			plant: func(w *world) {
 				w.service("web").Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 				w.slice("web").Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
@@ -256,7 +256,7 @@ func trafficPolicyFaults() map[string]planted {
 				w.render()
 				w.node(2).CreationTimestamp, w.node(2).Status = ago(10*time.Second), v1alpha1.NodeProxyRulesStatus{}
 			},
-			says: "no report yet from 1 new node, where the agent's image may still be pulled: node-3",
+			contains: "no report yet from 1 new node, where the agent's image may still be pulled: node-3",
 		},
 		"external Local, and the load balancer has a health check": {
 			plant: func(w *world) {
@@ -265,9 +265,9 @@ func trafficPolicyFaults() map[string]planted {
 				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
 				w.render()
 			},
-			says: "avoids the node by health check port 32000",
+			contains: "avoids the node by health check port 32000",
 		},
-		"external Local, and it cannot": {
+		"external Local, and the load balancer has no health check": {
 			plant: func(w *world) {
 				w.service("web").Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
@@ -281,7 +281,7 @@ func trafficPolicyFaults() map[string]planted {
 				w.service("web").Spec.Ports = nil
 				w.render()
 			},
-			want: "NotEligible", says: "it has no ports",
+			want: "NotEligible", contains: "it has no ports",
 		},
 		"external Local, by node port and external IP alone": {
 			plant: func(w *world) {
@@ -291,7 +291,7 @@ func trafficPolicyFaults() map[string]planted {
 				w.slice("web").Endpoints = w.slice("web").Endpoints[:1]
 				w.render()
 			},
-			want: "ExternalLocalWithoutEndpoint", says: "node node-2",
+			want: "ExternalLocalWithoutEndpoint", contains: "node node-2",
 		},
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 func everything() v1alpha1.LabelSelector { return v1alpha1.LabelSelector{} }
 
-// policyFaults are of connection tracking and policies.
+// policyFaults are faults of connection tracking and policies.
 func policyFaults() map[string]planted {
 	return map[string]planted{
 		"conntrack nearly full": {
@@ -21,24 +21,24 @@ func policyFaults() map[string]planted {
 				w.set(0, is(v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull, ""))
 				w.node(0).Status.Conntrack.UsagePercent = 75
 			},
-			want: "ConntrackPressure", says: "settings.conntrack.min (now 131072, for example to 262144)",
+			want: "ConntrackPressure", contains: "settings.conntrack.min (now 131072, for example to 262144)",
 		},
 		"conntrack nearly full, without a report": {
 			plant: func(w *world) {
 				w.set(0, is(v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull, "90 % in use"))
 				w.node(0).Status.Conntrack = nil
 			},
-			want: "ConntrackPressure", says: "drops new connections: 90 % in use",
+			want: "ConntrackPressure", contains: "drops new connections: 90 % in use",
 		},
-		"a policy that makes no sense": {
+		"an invalid policy": {
 			plant: func(w *world) {
 				w.NodePolicies = []v1alpha1.NodeProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Status: v1alpha1.NodeProxyPolicyStatus{
 					Conditions: []metav1.Condition{is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidPolicy, "spec.settings")},
 				}}}
 			},
-			want: "PolicyNotAccepted", says: "kubectl edit npp edge",
+			want: "PolicyNotAccepted", contains: "kubectl edit npp edge",
 		},
-		"two policies that make no sense together": {
+		"two contradictory policies": {
 			plant: func(w *world) {
 				policy := func(name string, c metav1.Condition) v1alpha1.NodeProxyPolicy {
 					return v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.NodeProxyPolicyStatus{Conditions: []metav1.Condition{c}}}
@@ -67,7 +67,7 @@ func policyFaults() map[string]planted {
 			},
 			want: "Paused",
 		},
-		"a policy that does nothing": {
+		"a policy without effect": {
 			plant: func(w *world) {
 				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "ranges"}, Status: v1alpha1.ServiceProxyPolicyStatus{
 					Conditions: []metav1.Condition{is(v1alpha1.ConditionIneffective, metav1.ConditionTrue, v1alpha1.ReasonIneffective, "for Service shop/web")},
@@ -76,7 +76,7 @@ func policyFaults() map[string]planted {
 			},
 			want: "PolicyIneffective",
 		},
-		"node ports that a policy closes, and is not heard": {
+		"node ports that a policy closes without effect": {
 			plant: func(w *world) {
 				w.ServicePolicies = []v1alpha1.ServiceProxyPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "closed"}, Spec: v1alpha1.ServiceProxyPolicySpec{
 					NamespaceSelector: everything(), ServiceSelector: everything(), Overrides: v1alpha1.ServiceOverrides{
@@ -86,12 +86,12 @@ func policyFaults() map[string]planted {
 					Conditions: []metav1.Condition{is(v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidPolicy, "loadBalancerSourceRanges[0]")},
 				}}}
 			},
-			want: "PolicyNotAccepted(PolicyNotApplied)", says: "disables nodePorts",
+			want: "PolicyNotAccepted(PolicyNotApplied)", contains: "disables nodePorts",
 		},
 	}
 }
 
-// exposureFaults are of what is exposed.
+// exposureFaults are faults of what clients outside can reach.
 func exposureFaults() map[string]planted {
 	return map[string]planted{
 		"ranges of one family": {
@@ -106,7 +106,7 @@ func exposureFaults() map[string]planted {
 				w.EndpointSlices = append(w.EndpointSlices, slice)
 				w.render()
 			},
-			want: "SourceRanges", says: "IPv6",
+			want: "SourceRanges", contains: "IPv6",
 		},
 		"node ports that a policy closes": {
 			plant: func(w *world) {
@@ -124,7 +124,7 @@ func exposureFaults() map[string]planted {
 					Conditions: []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonProgressing, "1 of 2 Services")},
 				}}}
 			},
-			says: "a change by ServiceProxyPolicy/closed is being rolled out: 1 of 2 Services",
+			contains: "a change by ServiceProxyPolicy/closed is being rolled out: 1 of 2 Services",
 		},
 		"a policy for other Services": {
 			service: "kube-system/kube-dns",
@@ -152,33 +152,33 @@ func exposureFaults() map[string]planted {
 		},
 		"external IP of a node": {
 			plant: func(w *world) { w.service("web").Spec.ExternalIPs = []string{"172.20.0.12"}; w.render() },
-			want:  "NodeAddressTaken", says: "node node-2",
+			want:  "NodeAddressTaken", contains: "node node-2",
 		},
 		"external IP inside the service range": {
 			plant: func(w *world) {
 				w.service("web").Spec.ExternalIPs = []string{"198.51.100.20", "10.96.77.77"}
 				w.render()
 			},
-			want: "AddressesSkipped", says: "10.96.77.77 is inside the service range 10.96.0.0/16",
+			want: "AddressesSkipped", contains: "10.96.77.77 is inside the service range 10.96.0.0/16",
 		},
 		"external IP of another Service": {
 			plant: func(w *world) {
 				w.addService(withExternalIPOfWeb("late", time.Hour), "10.244.1.7", "10.244.2.7")
 				w.render()
 			},
-			want: "AddressTaken", says: "belongs to the older Service shop/web, which",
+			want: "AddressTaken", contains: "belongs to the older Service shop/web, which",
 		},
 		"external IP of a Service that is as old": {
 			plant: func(w *world) {
 				w.addService(withExternalIPOfWeb("xlate", 24*time.Hour), "10.244.1.7", "10.244.2.7")
 				w.render()
 			},
-			want: "AddressTaken", says: "belongs to the Service shop/web (equally old, and first by name), which gets",
+			want: "AddressTaken", contains: "belongs to the Service shop/web (equally old, and first by name), which gets",
 		},
 	}
 }
 
-// withExternalIPOfWeb is a Service of an age that wants what shop/web has.
+// withExternalIPOfWeb adds a Service of an age that claims the external IP of shop/web.
 func withExternalIPOfWeb(name string, age time.Duration) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, CreationTimestamp: ago(age)},

@@ -17,11 +17,11 @@ import (
 func TestHairpin(t *testing.T) {
 	web := types.NamespacedName{Namespace: "shop", Name: "web"}
 	for name, c := range map[string]struct {
-		trace func(Trace) Trace
-		want  string // findings
-		says  string
+		trace    func(Trace) Trace
+		want     string // findings
+		contains string
 	}{
-		"as nodes do": {trace: func(real Trace) Trace { return real }, says: "hairpin mode of the bridge port"},
+		"as nodes do": {trace: func(real Trace) Trace { return real }, contains: "hairpin mode of the bridge port"},
 		"not masqueraded": {
 			trace: func(real Trace) Trace {
 				return func(s *combine.Set, p tracer.Packet) (*tracer.Result, error) {
@@ -39,7 +39,7 @@ func TestHairpin(t *testing.T) {
 					return r, err
 				}
 			},
-			want: "NoHairpin NoHairpin", says: "trace --node node-1 --from 10.244.1.5 --to 10.96.0.20:80/TCP",
+			want: "NoHairpin NoHairpin", contains: "trace --node node-1 --from 10.244.1.5 --to 10.96.0.20:80/TCP",
 		},
 		"rejected": {
 			trace: func(Trace) Trace {
@@ -47,13 +47,13 @@ func TestHairpin(t *testing.T) {
 					return &tracer.Result{Outcomes: []tracer.Outcome{{Fate: tracer.Rejected, Why: "of a reason"}}}, nil
 				}
 			},
-			want: "NoHairpin NoHairpin", says: "cannot connect: of a reason",
+			want: "NoHairpin NoHairpin", contains: "cannot connect: of a reason",
 		},
 		"cannot be traced": {
 			trace: func(Trace) Trace {
 				return func(*combine.Set, tracer.Packet) (*tracer.Result, error) { return nil, errors.New("no model") }
 			},
-			says: "hairpin: a packet cannot be traced on node-1: no model",
+			contains: "hairpin: a packet cannot be traced on node-1: no model",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -67,15 +67,15 @@ func TestHairpin(t *testing.T) {
 			if got := names(r.Findings); got != c.want {
 				t.Errorf("found %s, want %s", got, c.want)
 			}
-			if said := text(t, r); !strings.Contains(said, c.says) {
-				t.Errorf("the report does not say %q:\n%s", c.says, said)
+			if table := text(t, r); !strings.Contains(table, c.contains) {
+				t.Errorf("the report lacks %q:\n%s", c.contains, table)
 			}
 		})
 	}
 }
 
-// TestHairpinBounded: of all Services one endpoint each is followed, and not of more
-// than a few hundred.
+// TestHairpinBounded: one endpoint of each Service is traced, for a few hundred Services at
+// most.
 func TestHairpinBounded(t *testing.T) {
 	w := newWorld()
 	web := w.ServiceRules[1]
@@ -99,7 +99,7 @@ func TestHairpinBounded(t *testing.T) {
 	}
 }
 
-// TestHairpinOfHostNetwork: pods in the network of their node reach themselves.
+// TestHairpinOfHostNetwork: pods in the host network reach themselves.
 func TestHairpinOfHostNetwork(t *testing.T) {
 	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS} {
 		w := newWorld()
@@ -110,7 +110,7 @@ func TestHairpinOfHostNetwork(t *testing.T) {
 		w.render()
 		for _, service := range []string{"", "shop/web"} {
 			if r := w.examine(t, service); len(r.Findings) > 0 {
-				t.Errorf("%s, %q: want nothing:\n%s", mode, service, text(t, r))
+				t.Errorf("%s, %q: want no findings:\n%s", mode, service, text(t, r))
 			}
 		}
 	}

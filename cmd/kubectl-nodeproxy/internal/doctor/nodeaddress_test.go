@@ -14,20 +14,20 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 )
 
-// TestNodeAddresses: an address of a node is a problem where the node needs the port.
+// TestNodeAddresses: an address of a node is a problem if the node needs the port.
 func TestNodeAddresses(t *testing.T) {
 	for name, c := range map[string]struct {
 		port               int32
 		external, balanced []string
-		want, says         string
+		want, contains     string
 		severity           findings.Severity
 	}{
-		"load balancers on the nodes":             {port: 80, balanced: []string{"172.20.0.11", "172.20.0.12"}, says: "2 load-balancer IPs of shop/edge: 172.20.0.11, 172.20.0.12 are addresses of nodes"},
-		"the port of SSH":                         {port: 22, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "22/TCP is a port of the node itself", severity: findings.Problem},
-		"the node port of another Service":        {port: 30080, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "except those that stay with their owner: 30080/TCP is the node port of shop/web", severity: findings.Problem},
-		"an external IP":                          {port: 80, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "an external IP of the Service", severity: findings.Warning},
-		"both":                                    {port: 80, external: []string{"172.20.0.12"}, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "an external IP of the Service", severity: findings.Warning},
-		"an external IP with the port of kubelet": {port: 10250, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", says: "10250/TCP is a port of the node itself", severity: findings.Problem},
+		"load balancers on the nodes":             {port: 80, balanced: []string{"172.20.0.11", "172.20.0.12"}, contains: "2 load-balancer IPs of shop/edge: 172.20.0.11, 172.20.0.12 are addresses of nodes"},
+		"the port of SSH":                         {port: 22, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", contains: "22/TCP is a port of the node itself", severity: findings.Problem},
+		"the node port of another Service":        {port: 30080, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", contains: "except those that stay with their owner: 30080/TCP is the node port of shop/web", severity: findings.Problem},
+		"an external IP":                          {port: 80, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", contains: "an external IP of the Service", severity: findings.Warning},
+		"both":                                    {port: 80, external: []string{"172.20.0.12"}, balanced: []string{"172.20.0.12"}, want: "NodeAddressTaken", contains: "an external IP of the Service", severity: findings.Warning},
+		"an external IP with the port of kubelet": {port: 10250, external: []string{"172.20.0.12"}, want: "NodeAddressTaken", contains: "10250/TCP is a port of the node itself", severity: findings.Problem},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
@@ -48,20 +48,20 @@ func TestNodeAddresses(t *testing.T) {
 			if got := names(r.Findings); got != c.want || got != "" && r.Findings[0].Severity != c.severity {
 				t.Errorf("found %s, want %s %s:\n%s", got, c.severity, c.want, text(t, r))
 			}
-			if said := text(t, r); !strings.Contains(said, c.says) {
-				t.Errorf("the report does not say %q:\n%s", c.says, said)
+			if table := text(t, r); !strings.Contains(table, c.contains) {
+				t.Errorf("the report lacks %q:\n%s", c.contains, table)
 			}
 		})
 	}
 }
 
-// TestPreferred says truly why another Service has what one wants.
+// TestPreferred: the report explains why another Service owns an address.
 func TestPreferred(t *testing.T) {
 	created := func(when metav1.Time) *v1alpha1.ServiceProxyRules {
 		return &v1alpha1.ServiceProxyRules{Spec: v1alpha1.ServiceProxyRulesSpec{ServiceCreated: when}}
 	}
 	web := types.NamespacedName{Namespace: "shop", Name: "web"}
-	e := &examination{view: &view{rules: map[types.NamespacedName]*v1alpha1.ServiceProxyRules{web: created(ago(time.Hour))}}}
+	e := &examination{rules: map[types.NamespacedName]*v1alpha1.ServiceProxyRules{web: created(ago(time.Hour))}}
 	for want, over := range map[string]*v1alpha1.ServiceProxyRules{
 		"the older Service shop/web":                                                  created(ago(time.Minute)),
 		"the Service shop/web (equally old, and first by name)":                       created(ago(time.Hour)),

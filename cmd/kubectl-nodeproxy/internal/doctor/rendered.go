@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
@@ -33,11 +35,13 @@ func (e *examination) rendering() {
 				unmanaged = append(unmanaged, name.String())
 			}
 			if stored != nil && !stored.Spec.Released {
-				e.notRendered(name, "StillRendered", stored.ResourceVersion, "its rules still exist although it is no longer proxied: "+ineligible(svc))
+				e.notRendered(name, "StillRendered", stored.ResourceVersion, "its rules still exist although it is no longer proxied: "+cluster.Ineligible(svc))
 			}
 		case stored == nil || stored.Spec.Released:
-			if e.rejected[name] || e.Off() {
-				continue
+			if e.Off() || e.NodeProxy != nil && slices.ContainsFunc(e.NodeProxy.Status.Unrendered, func(r v1alpha1.UnrenderedService) bool {
+				return r.Namespace == name.Namespace && r.Name == name.Name
+			}) {
+				continue // rejectedServices reports it
 			}
 			e.notRendered(name, "NotRendered", "", "the Service is not rendered: only nodes that programmed it earlier serve it")
 		default:
@@ -52,21 +56,20 @@ func (e *examination) rendering() {
 	if len(unmanaged) > 0 && e.Only == nil {
 		e.Notef("%s assigned to another proxy by the label %s: %s", output.Plural(len(unmanaged), "Service"), render.LabelServiceProxyName, findings.Some(unmanaged))
 	}
-	e.leftOver()
+	if e.Only == nil {
+		e.leftOver()
+	}
 	e.localEndpoints()
 }
 
-// used are the rules that agents use, with their Service. The check is skipped for rules
+// used are the rules of the examined Services that agents use. The check is skipped for rules
 // that only a newer release supports.
 func (e *examination) used(check findings.Check) iter.Seq2[types.NamespacedName, *v1alpha1.ServiceProxyRules] {
 	return func(yield func(types.NamespacedName, *v1alpha1.ServiceProxyRules) bool) {
 		for i := range e.ServiceRules {
 			rules := &e.ServiceRules[i]
 			name, ok := serviceOf(rules)
-			if !ok || rules.Spec.Released || e.concerns(name) && e.unknownFormat(check, rules) || rules.Spec.FormatVersion > v1alpha1.FormatVersion {
-				continue
-			}
-			if !yield(name, rules) {
+			if ok && e.concerns(name) && !rules.Spec.Released && !e.unknownFormat(check, rules) && !yield(name, rules) {
 				return
 			}
 		}
@@ -78,7 +81,7 @@ func (e *examination) unknownFormat(check findings.Check, stored *v1alpha1.Servi
 	if stored == nil || stored.Spec.FormatVersion <= v1alpha1.FormatVersion {
 		return false
 	}
-	e.Skip(check, e.Newer("ServiceProxyRules "+stored.Name, stored.Spec.FormatVersion, string(e.Docs)).Error())
+	e.Skip(check, e.NewerService(stored).Error())
 	return true
 }
 
@@ -90,14 +93,9 @@ func (e *examination) notRendered(name types.NamespacedName, what, token, text s
 	})
 }
 
-// leftOver reports rules whose Service is gone.
 func (e *examination) leftOver() {
-	if e.Only != nil {
-		return
-	}
-	for i := range e.ServiceRules {
-		rules := &e.ServiceRules[i]
-		if name, ok := serviceOf(rules); ok && e.services[name] == nil && !rules.Spec.Released {
+	for name, rules := range e.rules {
+		if e.services[name] == nil && !rules.Spec.Released {
 			e.notRendered(name, "StillRendered", rules.ResourceVersion, "the Service no longer exists, but its rules do")
 		}
 	}
@@ -105,20 +103,14 @@ func (e *examination) leftOver() {
 
 // localEndpoints compares the local endpoints in the rules of nodes with EndpointSlices.
 func (e *examination) localEndpoints() {
-	if e.Unreadable(cluster.NodeProxyRules) != "" {
-		return
-	}
-	byNode := map[string]map[types.NamespacedName]bool{}
-	for name, of := range e.slices {
-		for _, slice := range of {
-			if _, ok := render.ServiceOf(slice); !ok {
-				continue
-			}
+	byNode := map[string]sets.Set[types.NamespacedName]{}
+	for name := range e.slices {
+		for _, slice := range e.rendered(name) {
 			for _, node := range render.NodesNamed(slice) {
 				if byNode[node] == nil {
-					byNode[node] = map[types.NamespacedName]bool{}
+					byNode[node] = sets.New[types.NamespacedName]()
 				}
-				byNode[node][name] = true
+				byNode[node].Insert(name)
 			}
 		}
 	}
@@ -129,7 +121,7 @@ func (e *examination) localEndpoints() {
 			svc := e.services[name]
 			of = append(of, render.ServiceSlices{Service: name, Slices: e.rendered(name), Local: svc != nil && render.HasPolicyLocal(svc)})
 		}
-		local := render.Members(node.Name, of, node.Spec.LocalEndpoints)
+		local := render.LocalEndpoints(node.Name, of, node.Spec.LocalEndpoints)
 		e.leftOut(node.Name, local.LeftOut, leftOut)
 		if equality.Semantic.DeepEqual(e.concerning(local.Services), e.concerning(node.Spec.LocalEndpoints)) {
 			continue
@@ -141,19 +133,16 @@ func (e *examination) localEndpoints() {
 			Remedy:  e.CheckController(),
 		})
 	}
-	for _, name := range slices.SortedFunc(maps.Keys(leftOut), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }) {
-		e.Add(*leftOut[name])
+	for _, f := range leftOut {
+		e.Add(*f)
 	}
 }
 
 // concerning are the local endpoints of the examined Services.
-func (e *examination) concerning(all []v1alpha1.ServiceLocalEndpoints) (out []v1alpha1.ServiceLocalEndpoints) {
-	for _, s := range all {
-		if e.concerns(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}) {
-			out = append(out, s)
-		}
-	}
-	return out
+func (e *examination) concerning(all []v1alpha1.ServiceLocalEndpoints) []v1alpha1.ServiceLocalEndpoints {
+	return slices.DeleteFunc(slices.Clone(all), func(s v1alpha1.ServiceLocalEndpoints) bool {
+		return !e.concerns(types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
+	})
 }
 
 // leftOut collects the Services whose local endpoints are left out of the rules of a node.
@@ -201,12 +190,12 @@ func (e *examination) about() {
 		return
 	}
 	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == corev1.ClusterIPNone {
-		e.Notef("nodeproxy does not proxy this Service: %s", ineligible(svc))
+		e.Notef("nodeproxy does not proxy this Service: %s", cluster.Ineligible(svc))
 		return
 	}
 	e.Add(findings.Finding{
 		Severity: findings.Problem, Reason: "NotEligible", Check: findings.CheckRendering, Service: named(svc).String(),
-		Message: "nodeproxy does not proxy the Service: " + ineligible(svc), Remedy: doIneligible(svc),
+		Message: "nodeproxy does not proxy the Service: " + cluster.Ineligible(svc), Remedy: remedyIneligible(svc),
 	})
 }
 
@@ -219,11 +208,7 @@ func (e *examination) whereServed() {
 			all++
 			if endpoint := &slice.Endpoints[i]; render.Takes(endpoint) {
 				take++
-				on := "no node"
-				if endpoint.NodeName != nil {
-					on = *endpoint.NodeName
-				}
-				nodes[on]++
+				nodes[ptr.Deref(endpoint.NodeName, "no node")]++
 			}
 		}
 	}
@@ -237,23 +222,7 @@ func (e *examination) whereServed() {
 	e.Notef("%d of %s usable (%s)", take, output.Plural(all, "endpoint"), findings.Some(texts))
 }
 
-// ineligible returns why a Service is not proxied.
-func ineligible(svc *corev1.Service) string {
-	value, other := svc.Labels[render.LabelServiceProxyName]
-	switch {
-	case svc.Spec.Type == corev1.ServiceTypeExternalName:
-		return "it is of type ExternalName: the cluster's DNS answers with " + svc.Spec.ExternalName
-	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
-		return "it is headless (clusterIP None): its name resolves to the addresses of the pods themselves"
-	case other:
-		return fmt.Sprintf("its label %s=%s assigns it to another proxy", render.LabelServiceProxyName, value)
-	case len(svc.Spec.Ports) == 0:
-		return "it has no ports"
-	}
-	return "an IP family has no cluster IP"
-}
-
-func doIneligible(svc *corev1.Service) string {
+func remedyIneligible(svc *corev1.Service) string {
 	if _, other := svc.Labels[render.LabelServiceProxyName]; other {
 		return fmt.Sprintf("check whether that proxy runs, or remove the label: kubectl label service -n %s %s %s-", svc.Namespace, svc.Name, render.LabelServiceProxyName)
 	}

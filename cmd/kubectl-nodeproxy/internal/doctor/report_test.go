@@ -14,8 +14,8 @@ func TestConsequences(t *testing.T) {
 	for i := range 9 {
 		f.Consequences = append(f.Consequences, findings.Finding{Severity: findings.Problem, Reason: fmt.Sprintf("Effect%d", i)})
 	}
-	said := text(t, &Report{Findings: []findings.Finding{f}})
-	if !strings.Contains(said, "10 problems") || !strings.Contains(said, "Effect4") || strings.Contains(said, "Effect5") || !strings.Contains(said, "and 4 more") {
-		t.Error(said)
+	table := text(t, &Report{Findings: []findings.Finding{f}})
+	if !strings.Contains(table, "10 problems") || !strings.Contains(table, "Effect4") || strings.Contains(table, "Effect5") || !strings.Contains(table, "and 4 more") {
+		t.Error(table)
 	}
 }

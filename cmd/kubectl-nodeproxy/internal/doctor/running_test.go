@@ -44,7 +44,7 @@ func (w *world) delete(name string) {
 	w.Pods = kept
 }
 
-// waits makes a container of a pod wait, for a while, for this reason.
+// waits makes a container of a pod wait for a reason, for five minutes.
 func waits(pod *corev1.Pod, reason string) {
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: ago(5 * time.Minute)}}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}}
@@ -54,15 +54,15 @@ func waits(pod *corev1.Pod, reason string) {
 func TestPods(t *testing.T) {
 	silent := is(v1alpha1.ConditionProgrammed, metav1.ConditionUnknown, v1alpha1.ReasonAgentNotResponding, "")
 	for name, c := range map[string]struct {
-		plant      func(w *world)
-		want, says string
+		plant          func(w *world)
+		want, contains string
 	}{
 		"all run": {plant: func(*world) {}},
 		"the only pod of the controller crashes": {
 			plant: func(w *world) { waits(w.pod("nodeproxy-controller-node-1"), "CrashLoopBackOff") },
-			want:  "NoController", says: "pod nodeproxy-system/nodeproxy-controller-node-1 container main: CrashLoopBackOff",
+			want:  "NoController", contains: "pod nodeproxy-system/nodeproxy-controller-node-1 container main: CrashLoopBackOff",
 		},
-		"another pod of it is ready": {
+		"another pod of the controller is ready": {
 			plant: func(w *world) {
 				other := *w.pod("nodeproxy-controller-node-1").DeepCopy()
 				other.Name = "other"
@@ -70,42 +70,42 @@ func TestPods(t *testing.T) {
 				w.Pods = append(w.Pods, other)
 			},
 		},
-		"it is scaled to nothing, and something waits": {
+		"the controller is scaled to zero, and a change waits": {
 			plant: func(w *world) {
 				w.delete("nodeproxy-controller-node-1")
 				w.service("web").Spec.Ports[0].Port = 81
 			},
-			want: "NoController(ControllerBehind(RenderedOutdated))", says: "no namespace has a pod of the controller",
+			want: "NoController(ControllerBehind(RenderedOutdated))", contains: "no namespace has a pod of the controller",
 		},
-		"it is about to end": {
+		"the controller is terminating": {
 			plant: func(w *world) { w.pod("nodeproxy-controller-node-1").DeletionTimestamp = new(ago(0)) },
 			want:  "NoController",
 		},
-		"nothing is left but what was said": {
+		"no pods left, but a condition shows that there were some": {
 			plant: func(w *world) {
 				for _, name := range []string{"nodeproxy-controller-node-1", "nodeproxy-agent-node-1", "nodeproxy-agent-node-2"} {
 					w.delete(name)
 				}
 				w.NodeProxy.Status.Conditions = append(w.NodeProxy.Status.Conditions, is(v1alpha1.ConditionAgentsDeployed, metav1.ConditionTrue, v1alpha1.ReasonAgentsUpToDate, ""))
 			},
-			want: "NoController(AgentPodMissing)", says: "AgentPodMissing of nodes node-1, node-2",
+			want: "NoController(AgentPodMissing)", contains: "AgentPodMissing of nodes node-1, node-2",
 		},
-		"a controller and agents outside of the cluster": {
+		"a controller and agents outside the cluster": {
 			plant: func(w *world) {
 				for _, name := range []string{"nodeproxy-controller-node-1", "nodeproxy-agent-node-1", "nodeproxy-agent-node-2"} {
 					w.delete(name)
 				}
 			},
-			says: "no pod of nodeproxy found",
+			contains: "no pod of nodeproxy found",
 		},
 		"an agent crashes, and is silent": {
 			plant: func(w *world) {
 				waits(w.pod("nodeproxy-agent-node-2"), "CrashLoopBackOff")
 				w.set(1, silent)
 			},
-			want: "AgentPodNotReady(AgentNotResponding)", says: "nodeproxy-system/nodeproxy-agent-node-2 is not ready: container main: CrashLoopBackOff",
+			want: "AgentPodNotReady(AgentNotResponding)", contains: "nodeproxy-system/nodeproxy-agent-node-2 is not ready: container main: CrashLoopBackOff",
 		},
-		"an agent is not ready for what its node says": {
+		"an agent is not ready because of its node": {
 			plant: func(w *world) {
 				waits(w.pod("nodeproxy-agent-node-2"), "")
 				w.set(1, is(v1alpha1.ConditionProgrammed, metav1.ConditionFalse, v1alpha1.ReasonFailed, "no xt_comment"))
@@ -132,9 +132,9 @@ func TestPods(t *testing.T) {
 				w.node(1).CreationTimestamp = ago(time.Minute)
 				w.NodeProxy.Status.Conditions = []metav1.Condition{is(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonNodesNotProgrammed, "node-2")}
 			},
-			says: "no report yet from 1 new node, where the agent's image may still be pulled: node-2",
+			contains: "no report yet from 1 new node, where the agent's image may still be pulled: node-2",
 		},
-		"a node that is not new any more": {
+		"a node that is no longer new": {
 			plant: func(w *world) {
 				w.node(1).Status = v1alpha1.NodeProxyRulesStatus{}
 				w.node(1).CreationTimestamp = ago(3 * time.Minute)
@@ -151,8 +151,8 @@ func TestPods(t *testing.T) {
 			if got := names(r.Findings); got != c.want {
 				t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
 			}
-			if said := text(t, r); !strings.Contains(said, c.says) {
-				t.Errorf("the report does not say %q:\n%s", c.says, said)
+			if table := text(t, r); !strings.Contains(table, c.contains) {
+				t.Errorf("the report lacks %q:\n%s", c.contains, table)
 			}
 		})
 	}
@@ -171,20 +171,20 @@ func TestWithoutController(t *testing.T) {
 		w.node(0).Status.LocalEndpoints = 9
 	}
 	for name, c := range map[string]struct {
-		asked   string
-		runs    bool
-		plant   func(w *world)
-		follows string
+		asked string
+		runs  bool
+		plant func(w *world)
+		want  string
 	}{
-		"agents lag":              {"", false, lags, "NoController(AgentsLagging)"},
-		"agents lag, and it runs": {"", true, lags, "AgentsLagging"},
-		"agents lag, and it is behind": {"", true, func(w *world) {
+		"agents lag":                          {"", false, lags, "NoController(AgentsLagging)"},
+		"agents lag, and the controller runs": {"", true, lags, "AgentsLagging"},
+		"agents lag, and the controller is behind": {"", true, func(w *world) {
 			lags(w)
 			w.service("web").Spec.Ports[0].Port = 81
 		}, "ControllerBehind(AgentsLagging RenderedOutdated)"},
-		"a node retains Services":          {"shop/web", false, retains, "NoController(Retained)"},
-		"a node retains them, and it runs": {"shop/web", true, retains, "Retained"},
-		"a node reports otherwise":         {"shop/web", false, reports, "NoController(StatusDiffers)"},
+		"a node retains Services":                          {"shop/web", false, retains, "NoController(Retained)"},
+		"a node retains Services, and the controller runs": {"shop/web", true, retains, "Retained"},
+		"a node reports otherwise":                         {"shop/web", false, reports, "NoController(StatusDiffers)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
@@ -194,8 +194,8 @@ func TestWithoutController(t *testing.T) {
 			}
 			c.plant(w)
 			w.report(1)
-			if r := w.examine(t, c.asked); names(r.Findings) != c.follows {
-				t.Errorf("found %s, want %s:\n%s", names(r.Findings), c.follows, text(t, r))
+			if r := w.examine(t, c.asked); names(r.Findings) != c.want {
+				t.Errorf("found %s, want %s:\n%s", names(r.Findings), c.want, text(t, r))
 			}
 		})
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
-// large is a healthy world with many nodes, and Services of six pods each
-// in a hundred namespaces.
+// large is a healthy cluster with many nodes, and Services of six pods each in a hundred
+// namespaces.
 func large(nodes, services int) *world {
 	w := newWorld()
 	w.Services, w.EndpointSlices, w.Pods, w.NodeRules = w.Services[:1], w.EndpointSlices[:1], w.Pods[:2], nil
@@ -52,7 +52,7 @@ func large(nodes, services int) *world {
 	return w
 }
 
-// renderLarge does what render does for Services that are in the order of their slices.
+// renderLarge is render for Services that are in the order of their slices, in linear time.
 func (w *world) renderLarge() {
 	w.ServiceRules = nil
 	on := map[string][]render.ServiceSlices{}
@@ -68,7 +68,7 @@ func (w *world) renderLarge() {
 	}
 	for i := range w.NodeRules {
 		node := &w.NodeRules[i]
-		node.Spec.LocalEndpoints = render.Members(node.Name, on[node.Name], nil).Services
+		node.Spec.LocalEndpoints = render.LocalEndpoints(node.Name, on[node.Name], nil).Services
 		node.Status.LocalEndpoints = 0 // each has one port, whose endpoints are all used
 		for _, members := range node.Spec.LocalEndpoints {
 			node.Status.LocalEndpoints += int32(len(members.Ports[0].Endpoints))
@@ -78,7 +78,7 @@ func (w *world) renderLarge() {
 	w.NodeProxy.Status.Inventory = &inventory
 }
 
-// TestSize: a large cluster is looked through in seconds, without copies of it.
+// TestSize: a large cluster is examined in seconds, without copies of its objects.
 func TestSize(t *testing.T) {
 	const nodes, services = 1000, 5000
 	w := large(nodes, services)
@@ -98,8 +98,7 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// TestSizeOfOne: of one large Service a few endpoints are followed, not each through the
-// rules of all.
+// TestSizeOfOne: only a few endpoints of a large Service are traced.
 func TestSizeOfOne(t *testing.T) {
 	const nodes, endpoints = 100, 500
 	w := large(nodes, 1)

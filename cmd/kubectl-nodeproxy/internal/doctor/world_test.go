@@ -34,7 +34,7 @@ func ago(d time.Duration) metav1.Time { return metav1.NewTime(now().Add(-d)) }
 type world struct{ *cluster.Objects }
 
 func newWorld() *world {
-	w := &world{&cluster.Objects{Time: now()}}
+	w := &world{&cluster.Objects{Time: now(), Docs: "v0.1.0"}}
 	w.Namespaces = []corev1.Namespace{
 		{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", Labels: map[string]string{corev1.LabelMetadataName: "kube-system"}}},
 		{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{corev1.LabelMetadataName: "shop"}}},
@@ -89,7 +89,7 @@ func (w *world) addNode(name, address string) {
 			ObservedGeneration: 1, SettingsRevision: "r", Mode: v1alpha1.ModeIPTables, Families: []string{"IPv4", "IPv6"},
 			Conditions: []metav1.Condition{
 				is(v1alpha1.ConditionAccepted, metav1.ConditionTrue, v1alpha1.ReasonAccepted, ""),
-				is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "the kernel holds what is wanted"),
+				is(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed."),
 			},
 			Conntrack: &v1alpha1.ConntrackReport{Entries: 10, Max: 1000, UsagePercent: 1},
 			Agent:     &v1alpha1.AgentReport{Version: "v0.1.0", FormatVersions: []int32{1}},
@@ -131,7 +131,7 @@ func (w *world) addService(svc *corev1.Service, addresses ...string) {
 	w.EndpointSlices = append(w.EndpointSlices, slice)
 }
 
-// render writes what the controller does.
+// render writes the objects that the controller renders.
 func (w *world) render() {
 	w.ServiceRules = nil
 	var valid []policies.ServicePolicy
@@ -162,7 +162,7 @@ func (w *world) render() {
 		names = append(names, rules.Name)
 	}
 	for i := range w.NodeRules {
-		w.NodeRules[i].Spec.LocalEndpoints = render.Members(w.NodeRules[i].Name, of, nil).Services
+		w.NodeRules[i].Spec.LocalEndpoints = render.LocalEndpoints(w.NodeRules[i].Name, of, nil).Services
 		w.report(i)
 	}
 	if w.NodeProxy != nil {
@@ -171,7 +171,7 @@ func (w *world) render() {
 	}
 }
 
-// surroundings are what the controller knows of addresses.
+// surroundings are the addresses that the controller knows.
 func (w *world) surroundings() render.Cluster {
 	return render.Cluster{
 		Ranges: render.NewServiceRanges([]string{"10.96.0.0/16"}),
@@ -232,7 +232,7 @@ func (w *world) removePods(service string) {
 func (w *world) again(time.Duration) (*cluster.Objects, error) { return w.Objects, nil }
 
 func (w *world) question(t *testing.T) Question {
-	return Question{Again: w.again, Docs: "v0.1.0", Trace: func(set *combine.Set, packet tracer.Packet) (*tracer.Result, error) {
+	return Question{Again: w.again, Trace: func(set *combine.Set, packet tracer.Packet) (*tracer.Result, error) {
 		return tracer.New(set).Trace(t.Context(), packet)
 	}}
 }
@@ -251,7 +251,7 @@ func (w *world) examine(t *testing.T, service string) *Report {
 	return report
 }
 
-// names are those of findings, with what follows from each in brackets.
+// names are the reasons of findings, each followed by its consequences in brackets.
 func names(found []findings.Finding) string {
 	var out []string
 	for _, f := range found {

@@ -24,7 +24,7 @@ func (e *Examination) Controller() {
 	case np.DeletionTimestamp != nil:
 		// Ready reports the progress.
 	case np.Status.ObservedGeneration <= 0 && len(np.Status.Conditions) == 0:
-		f.Message, f.Since = "no controller has reported on the NodeProxy yet", &np.CreationTimestamp
+		f.Message, f.Since = "no controller has reported on the NodeProxy yet", np.CreationTimestamp
 		e.Add(f)
 	case np.Status.ObservedGeneration < np.Generation:
 		f.Message = fmt.Sprintf("the controller has not observed the latest change of the NodeProxy (generation %d, observed %d)", np.Generation, np.Status.ObservedGeneration)
@@ -58,7 +58,6 @@ func (e *Examination) CheckController() string {
 	return e.Docs.See("check whether a controller runs: "+e.Own.Controllers(), "troubleshooting.md#nodeproxycontrollerwithoutleader")
 }
 
-// ready reports why NodeProxy is not ready.
 func (e *Examination) ready(np *v1alpha1.NodeProxy) {
 	c := Condition(np.Status.Conditions, v1alpha1.ConditionReady, metav1.ConditionFalse)
 	if c == nil {
@@ -66,20 +65,17 @@ func (e *Examination) ready(np *v1alpha1.NodeProxy) {
 	}
 	f := Finding{
 		Severity: Problem, Reason: c.Reason, Check: CheckController, Key: "nodeproxy " + c.Reason,
-		Message: "NodeProxy is not ready: " + Message(c), Since: Since(c), Remedy: e.Docs.See("follow the message", "troubleshooting.md#what-ready-says"),
+		Message: "NodeProxy is not ready: " + Message(c), Since: c.LastTransitionTime, Remedy: e.Docs.See("follow the message", "troubleshooting.md#what-ready-says"),
 	}
 	switch c.Reason {
 	case v1alpha1.ReasonNodesNotProgrammed, v1alpha1.ReasonAgentPodsNotReady:
-		if e.OnlyNew() {
+		if e.OnlyNew(e.Nodes) {
 			e.Notef("NodeProxy waits for new nodes: %s", Message(c))
 			return
 		}
 		// The findings of the nodes say why.
 		f.Reason, f.Message = "NodesNotProgrammed", "NodeProxy reports nodes that are not programmed: "+Message(c)
-		f.Transient = true
-		for _, node := range e.Nodes {
-			f.Causes = append(f.Causes, NodeKeys(node.Name)...)
-		}
+		f.Transient, f.Causes = true, NodeKeys(e.Nodes...)
 	case v1alpha1.ReasonProgressing:
 		e.Notef("a change of NodeProxy's settings is being rolled out: %s", c.Message)
 		return
@@ -107,12 +103,12 @@ func (e *Examination) deployed(np *v1alpha1.NodeProxy) {
 	switch {
 	case c == nil || c.Reason == v1alpha1.ReasonAgentsUpdating || ready != nil && ready.Reason == c.Reason:
 		return
-	case c.Reason == v1alpha1.ReasonAgentPodsNotReady && e.OnlyNew():
+	case c.Reason == v1alpha1.ReasonAgentPodsNotReady && e.OnlyNew(e.Nodes):
 		return // a note mentions them
 	}
 	f := Finding{
 		Severity: Problem, Reason: c.Reason, Check: CheckController, Key: "nodeproxy " + c.Reason,
-		Message: "the agents are not deployed: " + Message(c), Since: Since(c), Transient: true,
+		Message: "the agents are not deployed: " + Message(c), Since: c.LastTransitionTime, Transient: true,
 	}
 	e.aboutAgentPods(&f)
 	e.Add(f)

@@ -6,5 +6,5 @@
 //   - order.go: consequences below their causes, the most important finding first
 //   - table.go: how findings, skipped checks and notes are printed
 //   - examination.go: one look at a cluster's objects
-//   - controller.go, pods.go, nodes.go, enforcement.go, conntrack.go: the checks
+//   - controller.go, pods.go, nodes.go: the checks
 package findings

@@ -1,8 +1,8 @@
 package findings
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,8 +10,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 )
 
 // Keys of findings that explain others.
@@ -27,11 +25,13 @@ const (
 // NodeKey is the key of something that is wrong with a node.
 func NodeKey(node, what string) string { return "node " + node + " " + what }
 
-// NodeKeys are the keys of what explains others on a node, the gravest first.
-func NodeKeys(node string) []string {
+// NodeKeys are the keys of what explains others on nodes: node by node, the gravest first.
+func NodeKeys(nodes ...*v1alpha1.NodeProxyRules) []string {
 	var keys []string
-	for _, what := range []string{"silent", "conflict", "accepted", "programmed", "pods"} {
-		keys = append(keys, NodeKey(node, what))
+	for _, node := range nodes {
+		for _, what := range []string{"silent", "conflict", "accepted", "programmed", "pods"} {
+			keys = append(keys, NodeKey(node.Name, what))
+		}
 	}
 	return keys
 }
@@ -39,9 +39,8 @@ func NodeKeys(node string) []string {
 // Examination is one look at the objects of a cluster.
 type Examination struct {
 	*cluster.Objects
-	Docs hints.Docs
 	// Own is the namespace of nodeproxy's own pods.
-	Own hints.Namespace
+	Own cluster.Namespace
 	// Only is the Service to examine; nil: all.
 	Only *types.NamespacedName
 	// Nodes are the rules of nodes whose Node exists.
@@ -54,8 +53,8 @@ type Examination struct {
 }
 
 // New prepares the examination of a cluster, or of one Service.
-func New(o *cluster.Objects, docs hints.Docs, only *types.NamespacedName) *Examination {
-	e := &Examination{Objects: o, Docs: docs, Own: hints.NamespaceOf(o.Pods), Only: only, skipped: map[Check]string{}}
+func New(o *cluster.Objects, only *types.NamespacedName) *Examination {
+	e := &Examination{Objects: o, Own: cluster.NamespaceOf(o.Pods), Only: only, skipped: map[Check]string{}}
 	for i := range o.NodeRules {
 		if _, absent := o.NodeRules[i].Annotations[v1alpha1.AnnotationNodeAbsentSince]; !absent {
 			e.Nodes = append(e.Nodes, &o.NodeRules[i])
@@ -82,29 +81,13 @@ func (e *Examination) Skip(check Check, why string) {
 // Skipped lists the checks that could not run.
 func (e *Examination) Skipped() []SkippedCheck {
 	var list []SkippedCheck
-	for _, check := range Checks() {
+	for _, check := range checks {
 		if why := e.skipped[check]; why != "" {
 			list = append(list, SkippedCheck{Check: check, Message: why})
 		}
 	}
 	return list
 }
-
-// Unreadable explains why one of the kinds could not be read; empty: all could.
-func (e *Examination) Unreadable(kinds ...cluster.Kind) string {
-	for _, u := range e.Unread {
-		if slices.Contains(kinds, u.Kind) {
-			return u.Why
-		}
-	}
-	return ""
-}
-
-// IsNew reports whether a node is so new that its agent need not have reported yet.
-func (e *Examination) IsNew(node *v1alpha1.NodeProxyRules) bool { return notes.IsNew(node, e.Time) }
-
-// OnlyNew reports whether there are new nodes, and all others are programmed.
-func (e *Examination) OnlyNew() bool { return notes.OnlyNew(e.Nodes, e.Time) }
 
 // Condition returns a condition if it has the status, else nil.
 func Condition(of []metav1.Condition, name string, status metav1.ConditionStatus) *metav1.Condition {
@@ -114,18 +97,13 @@ func Condition(of []metav1.Condition, name string, status metav1.ConditionStatus
 	return nil
 }
 
-// Since is when a condition got its status, if that is known.
-func Since(c *metav1.Condition) *metav1.Time {
-	if c == nil || c.LastTransitionTime.IsZero() {
-		return nil
+// since is when a condition, which may be nil, got its status; zero: unknown.
+func since(c *metav1.Condition) metav1.Time {
+	if c == nil {
+		return metav1.Time{}
 	}
-	return &c.LastTransitionTime
+	return c.LastTransitionTime
 }
 
 // Message is the message of a condition or, without one, its reason.
-func Message(c *metav1.Condition) string {
-	if c.Message == "" {
-		return c.Reason
-	}
-	return c.Message
-}
+func Message(c *metav1.Condition) string { return cmp.Or(c.Message, c.Reason) }

@@ -34,12 +34,10 @@ const (
 	CheckExposure      Check = "exposure"
 )
 
-// Checks returns all checks in the order in which they run.
-func Checks() []Check {
-	return []Check{
-		CheckController, CheckDNS, CheckNodes, CheckRendering, CheckEndpoints,
-		CheckTrafficPolicy, CheckHairpin, CheckConntrack, CheckPolicies, CheckExposure,
-	}
+// checks are all checks in the order in which they run.
+var checks = []Check{
+	CheckController, CheckDNS, CheckNodes, CheckRendering, CheckEndpoints,
+	CheckTrafficPolicy, CheckHairpin, CheckConntrack, CheckPolicies, CheckExposure,
 }
 
 // Finding is something that is wrong.
@@ -56,7 +54,7 @@ type Finding struct {
 	// Message is what is wrong.
 	Message string `json:"message"`
 	// Since is when it began, if that is known.
-	Since *metav1.Time `json:"since,omitempty"`
+	Since metav1.Time `json:"since,omitzero"`
 	// Remedy is what to do, with a command or a page of the documentation.
 	Remedy string `json:"remedy"`
 	// Consequences are findings that follow from this one.

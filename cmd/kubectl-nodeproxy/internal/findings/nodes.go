@@ -12,12 +12,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
-// recent is how long a repair of rules counts as a warning.
-const recent = 10 * time.Minute
+const (
+	// recent is how long a repair of rules counts as a warning.
+	recent = 10 * time.Minute
+	// nearlyFull is the usage of a connection tracking table in percent that is too high,
+	// whatever the agent reports.
+	nearlyFull = 80
+)
 
 // NodeStates checks what the agents report.
 func (e *Examination) NodeStates() {
@@ -35,8 +40,10 @@ func (e *Examination) NodeStates() {
 			continue
 		}
 		e.nodeState(node)
-		if text := restriction(node); text != "" {
-			restrictions[text] = append(restrictions[text], node.Name)
+		if c := Condition(node.Status.Conditions, v1alpha1.ConditionProgrammed, metav1.ConditionTrue); c != nil {
+			if _, text, _ := strings.Cut(c.Message, v1alpha1.MessageBut); text != "" {
+				restrictions[text] = append(restrictions[text], node.Name)
+			}
 		}
 	}
 	if len(fresh) > 0 {
@@ -51,46 +58,36 @@ func (e *Examination) NodeStates() {
 	e.lagging()
 }
 
-// restriction is what the agent of a programmed node reports besides.
-func restriction(node *v1alpha1.NodeProxyRules) string {
-	c := Condition(node.Status.Conditions, v1alpha1.ConditionProgrammed, metav1.ConditionTrue)
-	if c == nil {
-		return ""
-	}
-	_, text, _ := strings.Cut(c.Message, v1alpha1.MessageBut)
-	return text
-}
-
 func (e *Examination) nodeState(node *v1alpha1.NodeProxyRules) {
 	programmed := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
 	if programmed == nil {
 		e.OnNode(node, Finding{
 			Severity: Problem, Reason: "AgentNeverReported", Key: NodeKey(node.Name, "silent"), Causes: []string{NodeKey(node.Name, "pods")}, Transient: true,
-			Message: "no agent has reported on this node yet", Since: &node.CreationTimestamp,
+			Message: "no agent has reported on this node yet", Since: node.CreationTimestamp,
 			RemedyOn: e.CheckAgent("check whether one runs, and its log", "troubleshooting.md#nodeproxyagentnotresponding"),
 		})
 		return
 	}
-	if notes.TooOld(node) != "" {
+	if cluster.TooOld(node) != "" {
 		e.OnNode(node, Finding{
-			Severity: Problem, Reason: "AgentTooOld", Key: NodeKey(node.Name, "accepted"), Since: Since(Condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse)),
+			Severity: Problem, Reason: "AgentTooOld", Key: NodeKey(node.Name, "accepted"), Since: since(Condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse)),
 			Message: fmt.Sprintf("the agent (%s) does not support format %d of the node's rules, only %v: the node keeps its previous rules", cmp.Or(node.Status.Agent.Version, "of an unknown release"), node.Spec.FormatVersion, node.Status.Agent.KnownFormats()),
 			Remedy:  e.upgradeAgents(),
 		})
 		return
 	}
-	e.accepted(node)
 	e.programmed(node, programmed)
-	e.retained(node, programmed)
-	e.abnormal(node)
-	e.enforcement(node)
+	e.abnormal(node, programmed)
+	if cluster.Audits(node) {
+		e.audit(node, programmed)
+	}
 	e.behind(node)
 }
 
 // OnNode adds a finding about a node. Graver findings of the node may explain it.
 func (e *Examination) OnNode(node *v1alpha1.NodeProxyRules, f Finding) {
 	f.Check, f.Nodes = CheckNodes, []string{node.Name}
-	for _, key := range NodeKeys(node.Name) {
+	for _, key := range NodeKeys(node) {
 		if key == f.Key {
 			break
 		}
@@ -99,21 +96,11 @@ func (e *Examination) OnNode(node *v1alpha1.NodeProxyRules, f Finding) {
 	e.Add(f)
 }
 
-func (e *Examination) accepted(node *v1alpha1.NodeProxyRules) {
-	if c := Condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse); c != nil {
-		e.OnNode(node, Finding{
-			Severity: Problem, Reason: c.Reason, Key: NodeKey(node.Name, "accepted"), Since: Since(c),
-			Message: "the node cannot apply its settings: " + Message(c),
-			Remedy:  e.Docs.See("fix on the node what the message names, or change the settings", "troubleshooting.md#nodeproxynodenotprogrammed"),
-		})
-	}
-}
-
 // programmed reports why a kernel does not have all desired rules.
 func (e *Examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condition) {
 	f := Finding{Severity: Problem, Reason: c.Reason, Key: NodeKey(node.Name, "programmed"), Message: Message(c)}
 	if c.Status != metav1.ConditionTrue { // else the transition time is not that of the reason
-		f.Since = Since(c)
+		f.Since = c.LastTransitionTime
 	}
 	switch c.Reason {
 	case v1alpha1.ReasonAgentNotResponding:
@@ -152,16 +139,15 @@ func (e *Examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 
 // silentSince is when an agent sent its last heartbeat, which the message contains. The
 // condition changes later.
-func silentSince(c *metav1.Condition) *metav1.Time {
+func silentSince(c *metav1.Condition) metav1.Time {
 	_, rest, _ := strings.Cut(c.Message, v1alpha1.MessageSilentSince)
 	when, _, _ := strings.Cut(rest, " ")
 	if t, err := time.Parse(time.RFC3339, when); err == nil {
-		return &metav1.Time{Time: t}
+		return metav1.NewTime(t)
 	}
-	return Since(c)
+	return c.LastTransitionTime
 }
 
-// rejectedOn reports the Services that a kernel rejects.
 func (e *Examination) rejectedOn(node *v1alpha1.NodeProxyRules) {
 	rejected := node.Status.Rejected
 	if rejected == nil {
@@ -180,43 +166,44 @@ func (e *Examination) rejectedOn(node *v1alpha1.NodeProxyRules) {
 		e.OnNode(node, f)
 	}
 	if more := int(rejected.Count) - len(rejected.Examples); more > 0 {
-		f.Service, f.Message = "", fmt.Sprintf("the kernel of the node rejects %s, not named here", output.Plural(more, "more Service"))
+		f.Service, f.Message = "", fmt.Sprintf("the kernel of the node rejects %s that its status does not name", output.Plural(more, "more Service"))
 		e.OnNode(node, f)
 	}
 }
 
-// retained reports Services that a node serves without an object, if the reason of
-// Programmed is a graver one.
-func (e *Examination) retained(node *v1alpha1.NodeProxyRules, programmed *metav1.Condition) {
-	if node.Status.Retained == 0 || programmed.Reason == v1alpha1.ReasonRetained || !notes.Current(node) {
-		return
-	}
-	e.OnNode(node, Finding{
-		Severity: Warning, Reason: v1alpha1.ReasonRetained, Transient: true, Causes: []string{KeyInventory},
-		Message: fmt.Sprintf("the node retains the rules of %s whose objects have vanished", output.Plural(int(node.Status.Retained), "Service")),
-		Remedy:  e.Docs.See("see which Services they are, and why: kubectl describe nodeproxyrules "+node.Name, "troubleshooting.md#nodeproxyservicesretained"),
-	})
-}
-
-// abnormal reports conditions that are True if something is wrong.
-func (e *Examination) abnormal(node *v1alpha1.NodeProxyRules) {
+// abnormal reports conditions and counts that are graver than, or come on top of, the reason
+// of Programmed.
+func (e *Examination) abnormal(node *v1alpha1.NodeProxyRules, programmed *metav1.Condition) {
 	conditions := node.Status.Conditions
-	if c := Condition(conditions, v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue); c != nil &&
-		meta.FindStatusCondition(conditions, v1alpha1.ConditionProgrammed).Reason != v1alpha1.ReasonConflictingProxy {
+	if c := Condition(conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse); c != nil {
 		e.OnNode(node, Finding{
-			Severity: Warning, Reason: v1alpha1.ReasonConflictingProxy, Since: Since(c),
+			Severity: Problem, Reason: c.Reason, Key: NodeKey(node.Name, "accepted"), Since: c.LastTransitionTime,
+			Message: "the node cannot apply its settings: " + Message(c),
+			Remedy:  e.Docs.See("fix on the node what the message names, or change the settings", "troubleshooting.md#nodeproxynodenotprogrammed"),
+		})
+	}
+	if node.Status.Retained > 0 && programmed.Reason != v1alpha1.ReasonRetained && cluster.Current(node) {
+		e.OnNode(node, Finding{
+			Severity: Warning, Reason: v1alpha1.ReasonRetained, Transient: true, Causes: []string{KeyInventory},
+			Message: fmt.Sprintf("the node retains the rules of %s whose objects have vanished", output.Plural(int(node.Status.Retained), "Service")),
+			Remedy:  e.Docs.See("see which Services they are, and why: kubectl describe nodeproxyrules "+node.Name, "troubleshooting.md#nodeproxyservicesretained"),
+		})
+	}
+	if c := Condition(conditions, v1alpha1.ConditionConflictingProxy, metav1.ConditionTrue); c != nil && programmed.Reason != v1alpha1.ReasonConflictingProxy {
+		e.OnNode(node, Finding{
+			Severity: Warning, Reason: v1alpha1.ReasonConflictingProxy, Since: c.LastTransitionTime,
 			Message: Message(c), Remedy: e.Docs.See("remove the other proxy from the node", "troubleshooting.md#nodeproxyconflictingproxy"),
 		})
 	}
 	if c := Condition(conditions, v1alpha1.ConditionModeFallback, metav1.ConditionTrue); c != nil {
 		e.OnNode(node, Finding{
-			Severity: Warning, Reason: v1alpha1.ConditionModeFallback, Since: Since(c),
+			Severity: Warning, Reason: v1alpha1.ConditionModeFallback, Since: c.LastTransitionTime,
 			Message: "the node does not run the desired mode: " + Message(c),
 			Remedy:  e.Docs.See("provide what the message says the node lacks, or set the mode that runs", "troubleshooting.md#nodeproxymodefallback"),
 		})
 	}
 	e.drifted(node)
-	if d := node.Status.Difference; d != nil && d.Count > 0 && !notes.Audits(node) {
+	if d := node.Status.Difference; d != nil && d.Count > 0 && !cluster.Audits(node) {
 		e.OnNode(node, Finding{
 			Severity: Warning, Reason: "KernelDiffers", Transient: true,
 			Message: fmt.Sprintf("the kernel differs from the desired rules in %s: %s", output.Plural(int(d.Count), "place"), Some(d.Examples)),
@@ -225,19 +212,18 @@ func (e *Examination) abnormal(node *v1alpha1.NodeProxyRules) {
 	}
 }
 
-// drifted reports that another program modifies rules.
 func (e *Examination) drifted(node *v1alpha1.NodeProxyRules) {
 	drift := node.Status.Drift
 	if c := Condition(node.Status.Conditions, v1alpha1.ConditionDrifted, metav1.ConditionTrue); c != nil {
 		e.OnNode(node, Finding{
-			Severity: Problem, Reason: v1alpha1.ConditionDrifted, Since: Since(c), Message: Message(c),
+			Severity: Problem, Reason: v1alpha1.ConditionDrifted, Since: c.LastTransitionTime, Message: Message(c),
 			Remedy: e.Docs.See("find and stop the program that modifies the rules", "troubleshooting.md#nodeproxyrulesdrifted"),
 		})
 		return
 	}
 	if drift != nil && drift.Repairs > 0 && e.Time.Sub(drift.LastTime.Time) < recent {
 		e.OnNode(node, Finding{
-			Severity: Warning, Reason: "RulesRepaired", Since: &drift.LastTime,
+			Severity: Warning, Reason: "RulesRepaired", Since: drift.LastTime,
 			Message: fmt.Sprintf("another program has modified nodeproxy's rules on the node, and the agent has repaired them (%s since it started; last: %s)", output.Plural(int(drift.Repairs), "repair"), Some(drift.Examples[:min(1, len(drift.Examples))])),
 			Remedy:  e.Docs.See("if it happens again, find that program", "troubleshooting.md#nodeproxyrulesdrifted"),
 		})
@@ -246,18 +232,15 @@ func (e *Examination) drifted(node *v1alpha1.NodeProxyRules) {
 
 // behind reports an agent that has not applied the rules or settings of its node.
 func (e *Examination) behind(node *v1alpha1.NodeProxyRules) {
-	since := &metav1.Time{Time: notes.Written(node)}
-	if since.IsZero() {
-		since = nil
-	}
-	if what := notes.Stale(node, e.Time); what != "" {
+	since := metav1.NewTime(cluster.Written(node))
+	if what := e.Stale(node); what != "" {
 		e.OnNode(node, Finding{
 			Severity: Problem, Reason: "RulesNotApplied", Key: NodeKey(node.Name, "programmed"), Transient: true, Token: fmt.Sprint(node.Status.ObservedGeneration),
 			Message: what, Since: since,
 			RemedyOn: e.CheckAgent("check its pod and log", "troubleshooting.md#nodeproxyagentslagging"),
 		})
 	}
-	if what := notes.OldSettings(node, e.Time); what != "" {
+	if what := e.OldSettings(node); what != "" {
 		e.OnNode(node, Finding{
 			Severity: Problem, Reason: "SettingsNotApplied", Key: NodeKey(node.Name, "settings"), Transient: true,
 			Message: what, Since: since,
@@ -271,6 +254,37 @@ func (e *Examination) CheckAgent(action, page string) func(node string) string {
 	return func(node string) string {
 		return e.Docs.See(action+": "+e.Own.Agent(node), page)
 	}
+}
+
+// Reasons of findings about nodes with enforcement Audit: rules that differ are worse than
+// Audit alone, and rules that no proxy maintains are the worst.
+const (
+	ReasonAudit             = "Audit"
+	reasonAuditWithoutProxy = "AuditWithoutProxy"
+)
+
+func (e *Examination) audit(node *v1alpha1.NodeProxyRules, programmed *metav1.Condition) {
+	f := Finding{Severity: Warning, Reason: ReasonAudit, Message: "enforcement is Audit: nodeproxy only compares, and does not maintain rules there"}
+	field := "spec.settings.enforcement of the NodeProxy"
+	switch policies := node.Spec.Policies; len(policies) {
+	case 0:
+	case 1:
+		field = fmt.Sprintf("that of the NodeProxyPolicy %s, or of the NodeProxy", policies[0])
+	default:
+		field = fmt.Sprintf("that of one of the NodeProxyPolicies %s, or of the NodeProxy", strings.Join(policies, ", "))
+	}
+	f.Remedy = e.Docs.See("once nothing differs, set it to Enforce ("+field+") while kube-proxy still runs: the agents then wait with reason ConflictingProxy; after that, remove kube-proxy from the nodes", "migration.md#3-set-enforcement-to-enforce")
+	if programmed.Reason == v1alpha1.ReasonAuditDiffers {
+		f.Reason = v1alpha1.ReasonAuditDiffers
+	}
+	if cluster.Unmaintained(node) {
+		f.Severity, f.Reason, f.Message = Problem, reasonAuditWithoutProxy, Message(programmed)
+		f.Remedy = e.Docs.See("start the previous proxy again, or set enforcement to Enforce ("+field+")", "migration.md#2-compare")
+	}
+	if d := node.Status.Difference; d != nil && d.Count > 0 {
+		f.Message += fmt.Sprintf("; %s, such as %s", output.Plural(int(d.Count), "difference"), Some(d.Examples[:min(1, len(d.Examples))]))
+	}
+	e.OnNode(node, f)
 }
 
 // upgradeAgents is how the agents get the controller's release.
@@ -288,13 +302,47 @@ func (e *Examination) lagging() {
 	if e.NodeProxy == nil || e.NodeProxy.Status.Nodes.Lagging == 0 {
 		return
 	}
-	f := Finding{
-		Severity: Problem, Reason: "AgentsLagging", Check: CheckNodes, Key: KeyLagging, Causes: []string{KeyNoController}, Transient: true,
+	e.Add(Finding{
+		Severity: Problem, Reason: "AgentsLagging", Check: CheckNodes, Key: KeyLagging, Transient: true,
+		Causes:  append([]string{KeyNoController}, NodeKeys(e.Nodes...)...),
 		Message: "changes that are older than a minute are not applied on " + output.Plural(int(e.NodeProxy.Status.Nodes.Lagging), "node"),
 		Remedy:  e.Docs.See("check the agents' logs for failed writes or watches: "+e.Own.Agent(""), "troubleshooting.md#nodeproxyagentslagging"),
-	}
+	})
+}
+
+// Conntrack checks whether connection tracking tables are nearly full.
+func (e *Examination) Conntrack() {
 	for _, node := range e.Nodes {
-		f.Causes = append(f.Causes, NodeKeys(node.Name)...)
+		c := Condition(node.Status.Conditions, v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue)
+		report := node.Status.Conntrack
+		switch {
+		case c != nil || report != nil && report.UsagePercent >= nearlyFull:
+			e.pressure(node, c)
+		case report != nil && report.Drop > 0:
+			e.Notef("%s has dropped %s since it started because its connection tracking table was full; now %d%% are in use", node.Name, output.Plural(int(report.Drop), "packet"), report.UsagePercent)
+		}
 	}
+}
+
+func (e *Examination) pressure(node *v1alpha1.NodeProxyRules, c *metav1.Condition) {
+	f := Finding{
+		Severity: Problem, Reason: v1alpha1.ConditionConntrackPressure, Check: CheckConntrack, Nodes: []string{node.Name},
+		Causes: []string{NodeKey(node.Name, "silent")}, Since: since(c),
+		Message: "the connection tracking table is nearly full, and a full one drops new connections",
+	}
+	most := int64(0)
+	if report := node.Status.Conntrack; report == nil {
+		f.Message += ": " + Message(c)
+	} else {
+		most = report.Max
+		f.Message += fmt.Sprintf(": %d of %d connections (%d%%), %s dropped and %s not inserted since the node started",
+			report.Entries, report.Max, report.UsagePercent, output.Plural(int(report.Drop), "packet"), output.Plural(int(report.InsertFailed), "connection"))
+	}
+	s := v1alpha1.CompleteSettings(&node.Spec.Settings).Conntrack
+	remedy := "nodeproxy does not set the table's size (conntrack.maxPerCore is 0): raise the sysctl net.netfilter.nf_conntrack_max on the node"
+	if *s.MaxPerCore != 0 {
+		remedy = fmt.Sprintf("raise settings.conntrack.min (now %d, for example to %d) or maxPerCore (now %d) of the NodeProxy, or of a NodeProxyPolicy for this node", *s.Min, 2*max(int64(*s.Min), most), *s.MaxPerCore)
+	}
+	f.Remedy = e.Docs.See(remedy, "troubleshooting.md#nodeproxyconntrackpressure")
 	e.Add(f)
 }

@@ -69,19 +69,19 @@ func alike(found []Finding) []Finding {
 		one := &out[i]
 		one.Nodes = append(one.Nodes, f.Nodes...)
 		one.Consequences = sorted(alike(append(one.Consequences, f.Consequences...)))
-		if f.Since != nil && (one.Since == nil || f.Since.Before(one.Since)) {
+		if !f.Since.IsZero() && (one.Since.IsZero() || f.Since.Before(&one.Since)) {
 			one.Since = f.Since
 		}
 	}
 	for i := range out {
 		slices.Sort(out[i].Nodes)
 		out[i].Nodes = slices.Compact(out[i].Nodes)
-		if remedy := out[i].RemedyOn; remedy != nil {
-			node := ""
-			if len(out[i].Nodes) == 1 {
-				node = out[i].Nodes[0]
-			}
-			out[i].Remedy = remedy(node)
+		switch remedy := out[i].RemedyOn; {
+		case remedy == nil:
+		case len(out[i].Nodes) == 1:
+			out[i].Remedy = remedy(out[i].Nodes[0])
+		default:
+			out[i].Remedy = remedy("")
 		}
 	}
 	return out
@@ -91,9 +91,9 @@ func alike(found []Finding) []Finding {
 func sorted(found []Finding) []Finding {
 	slices.SortStableFunc(found, func(a, b Finding) int {
 		return cmp.Or(
-			cmp.Compare(rank(a.Severity), rank(b.Severity)),
-			cmp.Compare(len(Flat(b.Consequences)), len(Flat(a.Consequences))),
-			cmp.Compare(slices.Index(Checks(), a.Check), slices.Index(Checks(), b.Check)),
+			cmp.Compare(a.Severity, b.Severity), // Problem, then Warning
+			cmp.Compare(len(flat(b.Consequences)), len(flat(a.Consequences))),
+			cmp.Compare(slices.Index(checks, a.Check), slices.Index(checks, b.Check)),
 			cmp.Compare(a.Service, b.Service),
 			cmp.Compare(strings.Join(a.Nodes, ","), strings.Join(b.Nodes, ",")),
 			cmp.Compare(a.Policy, b.Policy),
@@ -104,25 +104,18 @@ func sorted(found []Finding) []Finding {
 	return found
 }
 
-func rank(s Severity) int {
-	if s == Problem {
-		return 0
-	}
-	return 1
-}
-
-// Flat returns findings together with all their consequences.
-func Flat(found []Finding) []Finding {
+// flat returns findings together with all their consequences.
+func flat(found []Finding) []Finding {
 	var out []Finding
 	for i := range found {
-		out = append(append(out, found[i]), Flat(found[i].Consequences)...)
+		out = append(append(out, found[i]), flat(found[i].Consequences)...)
 	}
 	return out
 }
 
 // Tally counts findings with their consequences.
 func Tally(found []Finding) (problems, warnings int) {
-	for _, f := range Flat(found) {
+	for _, f := range flat(found) {
 		if f.Severity == Problem {
 			problems++
 		} else {

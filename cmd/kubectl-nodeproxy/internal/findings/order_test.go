@@ -16,7 +16,7 @@ func TestOrder(t *testing.T) {
 		"what explains most comes first": {
 			[]Finding{{Reason: "a", Severity: Problem, Check: CheckController}, {Reason: "b", Severity: Problem, Check: CheckNodes, Key: "b"}, {Reason: "c", Causes: []string{"b"}}}, "b(c) a",
 		},
-		"the best cause that is there counts": {
+		"the best existing cause counts": {
 			[]Finding{{Reason: "a", Key: "a"}, {Reason: "b", Key: "b"}, {Reason: "c", Causes: []string{"gone", "b", "a"}}}, "b(c) a",
 		},
 		"two that explain each other": {
@@ -25,7 +25,7 @@ func TestOrder(t *testing.T) {
 		"one that explains itself": {
 			[]Finding{{Reason: "a", Key: "a", Causes: []string{"a"}}}, "a",
 		},
-		"those alike on several nodes are one": {
+		"equal findings of several nodes are merged": {
 			[]Finding{{Reason: "a", Nodes: []string{"node-2"}, Key: "2"}, {Reason: "a", Nodes: []string{"node-1"}, Key: "1"}, {Reason: "c", Causes: []string{"1"}}, {Reason: "c", Causes: []string{"2"}}}, "a(c)",
 		},
 	} {

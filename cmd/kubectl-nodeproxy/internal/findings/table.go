@@ -12,8 +12,8 @@ import (
 const (
 	// maxConsequences is how many consequences of a finding are printed.
 	maxConsequences = 5
-	// MaxMessage and maxConsequence limit the printed text of a finding and of a consequence.
-	MaxMessage, maxConsequence = 600, 200
+	// maxMessage and maxConsequence limit the printed text of a finding and of a consequence.
+	maxMessage, maxConsequence = 600, 200
 )
 
 // Where returns what the finding affects, such as " of Service shop/web, node node-1".
@@ -40,11 +40,11 @@ func (f *Finding) Where() string {
 // Print prints a finding with its remedy and consequences.
 func (f *Finding) Print(l *output.Lines, now time.Time) {
 	heading := strings.ToUpper(string(f.Severity)) + " " + f.Reason + f.Where()
-	if f.Since != nil {
+	if !f.Since.IsZero() {
 		heading += fmt.Sprintf(" since %s (%s)", f.Since.UTC().Format(time.RFC3339), output.Age(now, f.Since.Time))
 	}
 	l.Heading(heading)
-	l.Linef("  %s", output.Clip(f.Message, MaxMessage))
+	l.Linef("  %s", output.Clip(f.Message, maxMessage))
 	l.Linef("  remedy: %s", f.Remedy)
 	PrintConsequences(l, f.Consequences)
 }
@@ -55,7 +55,7 @@ func PrintConsequences(l *output.Lines, of []Finding) {
 		return
 	}
 	l.Linef("  consequences:")
-	all := Flat(of)
+	all := flat(of)
 	for i := range all {
 		if i == maxConsequences && len(all) > maxConsequences+1 {
 			l.Linef("  - and %d more; -o yaml prints all", len(all)-i)
@@ -72,16 +72,16 @@ func PrintSkipped(l *output.Lines, skipped []SkippedCheck) {
 		return
 	}
 	var messages []string
-	checks := map[string][]string{}
+	skippedChecks := map[string][]string{}
 	for _, s := range skipped {
 		if !slices.Contains(messages, s.Message) {
 			messages = append(messages, s.Message)
 		}
-		checks[s.Message] = append(checks[s.Message], string(s.Check))
+		skippedChecks[s.Message] = append(skippedChecks[s.Message], string(s.Check))
 	}
 	l.Heading("SKIPPED CHECKS")
 	for _, message := range messages {
-		l.Linef("  %s: %s", strings.Join(checks[message], ", "), message)
+		l.Linef("  %s: %s", strings.Join(skippedChecks[message], ", "), message)
 	}
 }
 
@@ -92,9 +92,9 @@ func PrintNotes(l *output.Lines, notes []string) {
 	}
 	l.Heading("NOTES")
 	for _, note := range notes {
-		l.Linef("  %s", output.Clip(note, MaxMessage))
+		l.Linef("  %s", output.Clip(note, maxMessage))
 	}
 }
 
 // Some names the first few of many.
-func Some(names []string) string { return output.Some(names, 5) }
+func Some[T any](all []T) string { return output.Some(all, 5) }

@@ -12,11 +12,11 @@ import (
 // second column and line, an 8-bit escape, and text from right to left.
 const hostile = "\x1b[31mred\x1b]0;title\a \r\u009b2J\x7f\u202eleft"
 
-// said is a report of one text.
-type said struct{ Text string }
+// textReport is a report with one text.
+type textReport struct{ Text string }
 
 // Table prints it in human-readable form.
-func (s said) Table(w io.Writer) error {
+func (s textReport) Table(w io.Writer) error {
 	l := &Lines{}
 	l.Heading(s.Text)
 	l.Linef("first\t%s", s.Text+"\n\tforged")
@@ -24,7 +24,7 @@ func (s said) Table(w io.Writer) error {
 	return l.Write(w)
 }
 
-// TestHostile: nothing that objects say controls the terminal, and all of it is shown.
+// TestHostile: texts of objects cannot control the terminal, and are shown completely.
 func TestHostile(t *testing.T) {
 	t.Parallel()
 	const quoted = `\x1b[31mred\x1b]0;title\a \r\u009b2J\x7f\u202eleft`
@@ -34,11 +34,11 @@ func TestHostile(t *testing.T) {
 		YAML:  `"\e[31mred\e]0;title\a \r\x9B2J\x7F` + "\u202eleft\"",
 	} {
 		var out strings.Builder
-		if err := Print(&out, format, said{hostile}); err != nil {
+		if err := Print(&out, format, textReport{hostile}); err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("%s: printed %q, and not %q", format, out.String(), want)
+			t.Errorf("%s: printed %q, want %q", format, out.String(), want)
 		}
 		for _, r := range out.String() {
 			if unicode.IsControl(r) && r != '\n' {
@@ -48,7 +48,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestPlain: texts without any stay what they are.
+// TestPlain: texts without control characters are not changed.
 func TestPlain(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "plain", "é 日本 😀 \u00a0", "a\tb\nc"} {

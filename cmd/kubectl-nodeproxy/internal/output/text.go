@@ -20,19 +20,14 @@ func (l *Lines) Linef(format string, args ...any) {
 	args = slices.Clone(args)
 	for i, arg := range args {
 		if text, ok := arg.(string); ok {
-			args[i] = strings.Map(inCell, text)
+			args[i] = endsCell.Replace(text)
 		}
 	}
 	fmt.Fprintf(&l.text, format+"\n", args...)
 }
 
-// inCell replaces characters that would end a cell.
-func inCell(r rune) rune {
-	if r == '\n' || r == '\t' {
-		return ' '
-	}
-	return r
-}
+// endsCell replaces characters that would end a cell.
+var endsCell = strings.NewReplacer("\n", " ", "\t", " ")
 
 // Heading begins a new section.
 func (l *Lines) Heading(text string) {
@@ -77,12 +72,20 @@ func Clip(text string, most int) string {
 	return text
 }
 
-// Some joins the first few of a list, and says how many others there are.
-func Some(list []string, most int) string {
-	if len(list) <= most {
-		return strings.Join(list, ", ")
+// Join lists values, separated by commas.
+func Join[T any](list []T) string { return Some(list, len(list)) }
+
+// Some is Join for the first few of a list, with the number of the others.
+func Some[T any](list []T, most int) string {
+	var texts []string
+	for _, item := range list[:min(len(list), most)] {
+		texts = append(texts, fmt.Sprint(item))
 	}
-	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
+	text := strings.Join(texts, ", ")
+	if more := len(list) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // Plural returns a number with a word, which gets an s unless there is one.

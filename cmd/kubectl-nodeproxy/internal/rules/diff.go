@@ -3,6 +3,7 @@ package rules
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,12 +11,12 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -24,18 +25,15 @@ import (
 type Difference struct {
 	metav1.TypeMeta `json:",inline"`
 	// Node is compared with Other: another node, or reported.
-	Node  string `json:"node"`
-	Other string `json:"other"`
-	// Equal: there is no difference.
-	Equal bool `json:"equal"`
-	// Fields differ.
+	Node   string  `json:"node"`
+	Other  string  `json:"other"`
+	Equal  bool    `json:"equal"`
 	Fields []Field `json:"fields,omitempty"`
 	// Findings are problems that the node reports.
 	Findings []Finding `json:"findings,omitempty"`
 	// Services differ between the two nodes.
 	Services []ServiceDifference `json:"services,omitempty"`
-	// Notes are not differences.
-	Notes []string `json:"notes,omitempty"`
+	Notes    []string            `json:"notes,omitempty"`
 
 	columns [2]string
 }
@@ -60,13 +58,11 @@ type ServiceDifference struct {
 	Fields  []Field          `json:"fields"`
 }
 
-// compared completes a comparison.
 func (d *Difference) compared() *Difference {
 	d.Equal = len(d.Fields)+len(d.Findings)+len(d.Services) == 0
 	return d
 }
 
-// field adds a field if it differs.
 func (d *Difference) field(name, node, other string) {
 	if node != other {
 		d.Fields = append(d.Fields, Field{Name: name, Node: cmp.Or(node, "none"), Other: cmp.Or(other, "none")})
@@ -78,8 +74,8 @@ func (d *Difference) finding(examples []string, format string, args ...any) {
 }
 
 // Reported compares the desired state of a node with what it reports.
-func Reported(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules, now time.Time) (*Difference, error) {
-	all, err := whole(node, services)
+func Reported(node *v1alpha1.NodeProxyRules, o *cluster.Objects) (*Difference, error) {
+	all, err := whole(node, o.ServiceRules)
 	if err != nil {
 		return nil, err
 	}
@@ -87,22 +83,32 @@ func Reported(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRul
 	status := &node.Status
 	programmed := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
 	if programmed == nil {
-		d.finding(nil, "no agent has reported on this node yet: check whether one runs there: %s", hints.Namespace("").Agent(node.Name))
+		d.finding(nil, "no agent has reported on this node yet: check whether one runs there: %s", cluster.Namespace("").Agent(node.Name))
 		return d.compared(), nil
 	}
-	if old := notes.TooOld(node); old != "" && !meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionAccepted) {
+	if old := cluster.TooOld(node); old != "" && !meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionAccepted) {
 		d.finding(nil, "%s", old) // else the condition says so
 	}
 	d.field("settings revision", node.Spec.SettingsRevision, status.SettingsRevision)
 	d.field("generation", fmt.Sprint(node.Generation), fmt.Sprint(status.ObservedGeneration))
 	d.field("mode", string(all[dataplane.IPv4].Mode), string(status.Mode))
-	d.field("families", strings.Join(needed(all), ", "), strings.Join(served(status.Families, all), ", "))
-	d.conditions(status, now)
-	lags := notes.Lags(node, services, now)
+	var needed, served []string
+	for _, f := range families() {
+		if len(all[f].Services) == 0 {
+			continue
+		}
+		needed = append(needed, string(f))
+		if slices.Contains(status.Families, string(f)) {
+			served = append(served, string(f))
+		}
+	}
+	d.field("families", strings.Join(needed, ", "), strings.Join(served, ", "))
+	d.conditions(status, o.Time)
+	lags := o.Lags(node)
 	if lags != "" {
 		d.finding(nil, "%s", lags)
 	}
-	d.counts(node, all, services, lags != "")
+	d.counts(node, all, o, lags != "")
 	if rejected := status.Rejected; rejected != nil && rejected.Count > 0 {
 		d.finding(rejected.Examples, "its kernel rejects %s", output.Plural(int(rejected.Count), "Service"))
 	}
@@ -114,27 +120,9 @@ func Reported(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRul
 	}
 	if drift := status.Drift; drift != nil && drift.Repairs > 0 {
 		d.Notes = append(d.Notes, fmt.Sprintf("the agent has repaired external modifications (%s since it started, the last %s ago): %s",
-			output.Plural(int(drift.Repairs), "repair"), output.Age(now, drift.LastTime.Time), output.Some(drift.Examples, maxExamples)))
+			output.Plural(int(drift.Repairs), "repair"), output.Age(o.Time, drift.LastTime.Time), output.Some(drift.Examples, maxExamples)))
 	}
 	return d.compared(), nil
-}
-
-// maxExamples is how many examples are quoted.
-const maxExamples = 3
-
-// needed are the families that Services need; served are those of them that the node reports.
-func needed(all sets) []string {
-	var list []string
-	for _, f := range families() {
-		if len(all[f].Services) > 0 {
-			list = append(list, string(f))
-		}
-	}
-	return list
-}
-
-func served(reported []string, all sets) []string {
-	return slices.DeleteFunc(needed(all), func(f string) bool { return !slices.Contains(reported, f) })
 }
 
 // conditions adds those with an unhealthy status, without repeating the same cause.
@@ -159,19 +147,18 @@ func (d *Difference) conditions(status *v1alpha1.NodeProxyRulesStatus, now time.
 
 // counts compares counts. Agents may report most of them five minutes late, so these are only
 // differences if the node lags.
-func (d *Difference) counts(node *v1alpha1.NodeProxyRules, all sets, services []v1alpha1.ServiceProxyRules, lags bool) {
+func (d *Difference) counts(node *v1alpha1.NodeProxyRules, all byFamily, o *cluster.Objects, lags bool) {
 	status := &node.Status
-	names := map[dataplane.ServiceName]bool{}
-	endpoints, local := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
+	names := sets.New[dataplane.ServiceName]()
+	endpoints, local := sets.New[netip.AddrPort](), sets.New[netip.AddrPort]()
 	for _, f := range families() {
 		for name, svc := range all[f].Services {
-			names[name] = true
-			for i := range svc.Ports {
-				p := &svc.Ports[i]
+			names.Insert(name)
+			for _, p := range svc.Ports {
 				for _, e := range slices.Concat(p.Cluster, p.Local) {
-					endpoints[e] = true
+					endpoints.Insert(e)
 					if slices.Contains(p.Members, e) {
-						local[e] = true
+						local.Insert(e)
 					}
 				}
 			}
@@ -186,7 +173,7 @@ func (d *Difference) counts(node *v1alpha1.NodeProxyRules, all sets, services []
 			d.Notes = append(d.Notes, fmt.Sprintf("%s: %s desired, %s reported; agents may report such counts five minutes late", what, desired, reported))
 		}
 	}
-	unread := unread(all, services)
+	unread := unread(all, o.ServiceRules)
 	if len(unread) > 0 { // the node may retain what it could read before
 		d.Notes = append(d.Notes, fmt.Sprintf("local endpoints are not compared (%d desired, %d reported), because not all Services are readable: %s",
 			len(local), status.LocalEndpoints, output.Some(unread, maxExamples)))
@@ -198,16 +185,15 @@ func (d *Difference) counts(node *v1alpha1.NodeProxyRules, all sets, services []
 		late("endpoints", fmt.Sprint(len(endpoints)), fmt.Sprint(status.Endpoints))
 	}
 	late("Services", fmt.Sprint(len(names)), fmt.Sprint(status.Services-status.Retained))
-	if newest := notes.Newest(services); !lags && !notes.Applied(node, newest) {
+	if newest := o.Newest(); !lags && !cluster.Applied(node, newest) {
 		late("newest ServiceProxyRules (resourceVersion)", newest.ResourceVersion, status.AppliedResourceVersion)
 	}
 }
 
 // unread lists unusable objects, and why they are.
-func unread(all sets, services []v1alpha1.ServiceProxyRules) []string {
+func unread(all byFamily, services []v1alpha1.ServiceProxyRules) []string {
 	var list []string
-	for i := range services {
-		o := &services[i]
+	for _, o := range services {
 		name, _ := combine.ServiceOf(o.Name)
 		why := all[dataplane.IPv4].LeftOut[o.Name]
 		if why == "" && all[dataplane.IPv4].Services[name] == nil && all[dataplane.IPv6].Services[name] == nil {
@@ -218,4 +204,53 @@ func unread(all sets, services []v1alpha1.ServiceProxyRules) []string {
 		}
 	}
 	return list
+}
+
+// maxServices is how many differing Services are printed.
+const maxServices = 50
+
+// Table prints the differences in human-readable form.
+func (d *Difference) Table(w io.Writer) error {
+	l := &output.Lines{}
+	if d.Equal {
+		text := fmt.Sprintf("Node %s reports its desired state.", d.Node)
+		if d.columns[1] == d.Other {
+			text = fmt.Sprintf("The nodes %s and %s do not differ.", d.Node, d.Other)
+		}
+		l.Linef("%s", text)
+	}
+	if len(d.Fields) > 0 {
+		l.Linef("FIELD\t%s\t%s", d.columns[0], d.columns[1])
+		for _, f := range d.Fields {
+			l.Linef("%s\t%s\t%s", f.Name, f.Node, f.Other)
+		}
+	}
+	if len(d.Findings) > 0 {
+		l.Heading("REPORTED")
+		for _, f := range d.Findings {
+			l.Linef("%s", f.Message)
+			for _, e := range f.Examples {
+				l.Linef("  %s", output.Clip(e, maxMessage))
+			}
+		}
+	}
+	if len(d.Services) > 0 {
+		l.Heading(fmt.Sprintf("SERVICE\tFAMILY\tPORT\t%s\t%s", d.columns[0], d.columns[1]))
+		for i := range d.Services[:min(len(d.Services), maxServices)] {
+			s := &d.Services[i]
+			for _, f := range s.Fields {
+				l.Linef("%s\t%s\t%s\t%s\t%s", s.Service, s.Family, f.Name, f.Node, f.Other)
+			}
+		}
+		if more := len(d.Services) - maxServices; more > 0 {
+			l.Linef("and %s; -o yaml prints all", output.Plural(more, "more Service"))
+		}
+	}
+	if len(d.Notes) > 0 {
+		l.Heading("NOTES")
+		for _, n := range d.Notes {
+			l.Linef("%s", n)
+		}
+	}
+	return l.Write(w)
 }

@@ -2,7 +2,6 @@
 // differ from what the node reports, or from those of another node. It is pure: objects in,
 // reports out.
 //
-//   - rules.go, endpoints.go, claims.go, notes.go: the desired rules
+//   - rules.go, endpoints.go: the desired rules; table.go: how they are printed
 //   - diff.go, nodes.go: the comparison with the report, or with another node
-//   - table.go, difftable.go: how these are printed
 package rules

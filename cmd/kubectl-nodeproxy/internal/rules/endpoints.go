@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -40,58 +41,49 @@ func (u *Use) String() string {
 	return "no: " + u.Message
 }
 
-const notReady = "NotReady"
-
-// explainAll reports for each endpoint of a Service whether it is used, and why not.
-func explainAll(s *Service, svc *dataplane.Service, object *v1alpha1.ServiceProxyRules, node *v1alpha1.NodeProxyRules) {
-	for i := range s.Ports {
-		p, source := &s.Ports[i], &svc.Ports[i]
-		for j := range object.Spec.Ports {
-			if o := &object.Spec.Ports[j]; o.Name == p.Name && o.Protocol == p.Protocol && o.Port == int32(p.Port) {
-				p.Endpoints = explain(p, source, o, s.Family, node)
-				break
-			}
+// portOf returns a port as the object has it, or nil.
+func portOf(spec *v1alpha1.ServiceProxyRulesSpec, p *dataplane.Port) *v1alpha1.ServicePort {
+	for i := range spec.Ports {
+		if o := &spec.Ports[i]; o.Name == p.Name && o.Protocol == p.Protocol && o.Port == int32(p.Port) {
+			return o
 		}
 	}
+	return nil
 }
 
+// explain reports for each endpoint of a port whether it is used, and why not.
 func explain(p *Port, source *dataplane.Port, object *v1alpha1.ServicePort, f dataplane.Family, node *v1alpha1.NodeProxyRules) []Endpoint {
-	var list []Endpoint
-	known := map[netip.AddrPort]bool{}
-	ready := slices.ContainsFunc(object.Endpoints, func(g v1alpha1.EndpointGroup) bool {
-		return g.State == v1alpha1.EndpointReady && slices.ContainsFunc(g.Addresses, func(text string) bool {
-			at, err := netip.ParseAddrPort(text)
-			return err == nil && f.Of(at.Addr())
-		})
-	})
+	type candidate struct {
+		at    netip.AddrPort
+		group *v1alpha1.EndpointGroup // nil: not ready
+	}
+	var all []candidate
+	ready := false
 	for i := range object.Endpoints {
 		g := &object.Endpoints[i]
 		for _, text := range g.Addresses {
-			at, err := netip.ParseAddrPort(text)
-			if err != nil || !f.Of(at.Addr()) {
-				continue
+			if at, err := netip.ParseAddrPort(text); err == nil && f.Of(at.Addr()) {
+				all = append(all, candidate{at, g})
+				ready = ready || g.State == v1alpha1.EndpointReady
 			}
-			known[at] = true
-			e := Endpoint{Address: at.String(), State: string(g.State), OnNode: slices.Contains(source.Members, at)}
-			if p.UsesCluster {
-				e.Cluster = inCluster(source, at, g, ready, node)
-			}
-			if p.UsesLocal {
-				e.Local = inLocal(source, at, e.OnNode)
-			}
-			list = append(list, e)
 		}
 	}
 	for _, at := range source.Members {
-		if known[at] {
-			continue
+		if !slices.ContainsFunc(all, func(c candidate) bool { return c.at == at }) {
+			all = append(all, candidate{at, nil})
 		}
-		e := Endpoint{Address: at.String(), State: notReady, OnNode: true}
+	}
+	var list []Endpoint
+	for _, c := range all {
+		e := Endpoint{Address: c.at.String(), State: "NotReady", OnNode: slices.Contains(source.Members, c.at)}
+		if c.group != nil {
+			e.State = string(c.group.State)
+		}
 		if p.UsesCluster {
-			e.Cluster = &Use{Message: "not ready"}
+			e.Cluster = inCluster(source, c.at, c.group, ready, node)
 		}
 		if p.UsesLocal {
-			e.Local = &Use{Message: "not ready"}
+			e.Local = inLocal(source, c.at, c.group, e.OnNode)
 		}
 		list = append(list, e)
 	}
@@ -100,10 +92,12 @@ func explain(p *Port, source *dataplane.Port, object *v1alpha1.ServicePort, f da
 
 func inCluster(source *dataplane.Port, at netip.AddrPort, g *v1alpha1.EndpointGroup, ready bool, node *v1alpha1.NodeProxyRules) *Use {
 	switch {
+	case g == nil:
+		return &Use{Message: "not ready"}
 	case slices.Contains(source.Cluster, at):
 		return &Use{Used: true}
 	case g.State == v1alpha1.EndpointTerminating && ready:
-		return &Use{Message: "it terminates, and others are ready"}
+		return &Use{Message: "it is terminating, and others are ready"}
 	case len(g.Nodes) > 0 && !slices.Contains(g.Nodes, node.Name):
 		return &Use{Message: "hinted for " + strings.Join(g.Nodes, ", ")}
 	case len(g.Zones) > 0 && !slices.Contains(g.Zones, node.Spec.Node.Zone):
@@ -113,13 +107,44 @@ func inCluster(source *dataplane.Port, at netip.AddrPort, g *v1alpha1.EndpointGr
 	}
 }
 
-func inLocal(source *dataplane.Port, at netip.AddrPort, onNode bool) *Use {
+func inLocal(source *dataplane.Port, at netip.AddrPort, g *v1alpha1.EndpointGroup, onNode bool) *Use {
 	switch {
+	case g == nil:
+		return &Use{Message: "not ready"}
 	case slices.Contains(source.Local, at):
 		return &Use{Used: true}
 	case !onNode:
 		return &Use{Message: "it is on another node"}
 	default:
-		return &Use{Message: "it terminates, and others on this node are ready"}
+		return &Use{Message: "it is terminating, and others on this node are ready"}
 	}
+}
+
+// lost lists the claims of a Service that another one owns.
+func lost(svc *dataplane.Service, set *combine.Set, spec *v1alpha1.ServiceProxyRulesSpec) []Lost {
+	everywhere := netip.IPv4Unspecified()
+	if set.Family == dataplane.IPv6 {
+		everywhere = netip.IPv6Unspecified()
+	}
+	var list []Lost
+	add := func(address string, claim combine.Claim) {
+		owner := "another Service"
+		if name, found := set.Holders.At(spec, claim); found {
+			owner = name.String()
+		}
+		list = append(list, Lost{Address: address, Owner: owner})
+	}
+	if port := spec.HealthCheckNodePort; port > 0 && port <= 65535 && svc.HealthCheckNodePort == 0 {
+		add(fmt.Sprintf("health check node port %d", port), combine.Claim{Address: everywhere, Port: uint16(port), Protocol: v1alpha1.ProtocolTCP})
+	}
+	for i := range svc.Ports {
+		p := &svc.Ports[i]
+		for _, a := range p.Lost {
+			add(fmt.Sprintf("%s/%s", netip.AddrPortFrom(a, p.Port), p.Protocol), combine.Claim{Address: a, Port: p.Port, Protocol: p.Protocol})
+		}
+		if o := portOf(spec, p); o != nil && o.NodePort > 0 && o.NodePort <= 65535 && p.NodePort == 0 {
+			add(fmt.Sprintf("node port %d/%s", o.NodePort, p.Protocol), combine.Claim{Address: everywhere, Port: uint16(o.NodePort), Protocol: p.Protocol})
+		}
+	}
+	return list
 }

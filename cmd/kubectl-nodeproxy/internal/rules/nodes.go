@@ -1,7 +1,7 @@
 package rules
 
 import (
-	"encoding/json"
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -30,10 +32,13 @@ func Between(a, b *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRule
 	if err := d.settings(a, b); err != nil {
 		return nil, err
 	}
-	d.facts(a, b)
+	ofB := facts(b)
+	for i, fact := range facts(a) {
+		d.field(fact[0], fact[1], ofB[i][1])
+	}
 	only := [2]int{}
 	for _, f := range families() {
-		d.sets(f, first[f].Services, second[f].Services, local, &only)
+		d.services(f, first[f].Services, second[f].Services, local, &only)
 	}
 	slices.SortFunc(d.Services, func(x, y ServiceDifference) int {
 		return strings.Compare(x.Service+" "+string(x.Family), y.Service+" "+string(y.Family))
@@ -45,7 +50,6 @@ func Between(a, b *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRule
 	return d.compared(), nil
 }
 
-// settings compares the settings field by field.
 func (d *Difference) settings(a, b *v1alpha1.NodeProxyRules) error {
 	first, err := flat(&a.Spec.Settings)
 	if err != nil {
@@ -60,18 +64,13 @@ func (d *Difference) settings(a, b *v1alpha1.NodeProxyRules) error {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		d.field("settings."+name, first[name], second[name])
 	}
-	d.field("policies", strings.Join(a.Spec.Policies, ", "), strings.Join(b.Spec.Policies, ", "))
 	return nil
 }
 
 // flat returns complete settings by the paths of their fields.
 func flat(settings *v1alpha1.ProxySettings) (map[string]string, error) {
-	text, err := json.Marshal(v1alpha1.CompleteSettings(settings))
+	tree, err := runtime.DefaultUnstructuredConverter.ToUnstructured(v1alpha1.CompleteSettings(settings))
 	if err != nil {
-		return nil, fmt.Errorf("settings: %w", err)
-	}
-	tree := map[string]any{}
-	if err := json.Unmarshal(text, &tree); err != nil {
 		return nil, fmt.Errorf("settings: %w", err)
 	}
 	fields := map[string]string{}
@@ -86,42 +85,36 @@ func flatten(path string, value any, into map[string]string) {
 			flatten(strings.TrimPrefix(path+"."+name, "."), below, into)
 		}
 	case []any:
-		texts := make([]string, len(v))
-		for i := range v {
-			texts[i] = fmt.Sprint(v[i])
-		}
-		into[path] = strings.Join(texts, ", ")
+		into[path] = output.Join(v)
 	default:
 		into[path] = fmt.Sprint(v)
 	}
 }
 
-// facts compares the nodes and what runs there, without what must differ.
-func (d *Difference) facts(a, b *v1alpha1.NodeProxyRules) {
-	d.field("zone", a.Spec.Node.Zone, b.Spec.Node.Zone)
-	d.field("draining", fmt.Sprint(a.Spec.Node.Draining), fmt.Sprint(b.Spec.Node.Draining))
-	d.field("families of its addresses", familiesOf(a.Spec.Node.Addresses), familiesOf(b.Spec.Node.Addresses))
-	d.field("families of its pods", familiesOf(a.Spec.Node.PodCIDRs), familiesOf(b.Spec.Node.PodCIDRs))
-	d.field("format of its rules", fmt.Sprint(a.Spec.FormatVersion), fmt.Sprint(b.Spec.FormatVersion))
-	d.field("running mode", string(a.Status.Mode), string(b.Status.Mode))
-	d.field("programmed families", strings.Join(a.Status.Families, ", "), strings.Join(b.Status.Families, ", "))
-	for _, name := range []string{v1alpha1.ConditionAccepted, v1alpha1.ConditionProgrammed} {
-		d.field(name, condition(a, name), condition(b, name))
+// facts describe a node and what runs there, without what must differ between nodes.
+func facts(n *v1alpha1.NodeProxyRules) [][2]string {
+	agent := cmp.Or(n.Status.Agent, &v1alpha1.AgentReport{})
+	list := [][2]string{
+		{"policies", strings.Join(n.Spec.Policies, ", ")},
+		{"zone", n.Spec.Node.Zone},
+		{"draining", fmt.Sprint(n.Spec.Node.Draining)},
+		{"families of its addresses", familiesOf(n.Spec.Node.Addresses)},
+		{"families of its pods", familiesOf(n.Spec.Node.PodCIDRs)},
+		{"format of its rules", fmt.Sprint(n.Spec.FormatVersion)},
+		{"running mode", string(n.Status.Mode)},
+		{"programmed families", strings.Join(n.Status.Families, ", ")},
+		{v1alpha1.ConditionAccepted, condition(n, v1alpha1.ConditionAccepted)},
+		{v1alpha1.ConditionProgrammed, condition(n, v1alpha1.ConditionProgrammed)},
 	}
 	for _, name := range []string{v1alpha1.ConditionModeFallback, v1alpha1.ConditionConflictingProxy, v1alpha1.ConditionConntrackPressure, v1alpha1.ConditionDrifted} {
-		d.field(name, fmt.Sprint(meta.IsStatusConditionTrue(a.Status.Conditions, name)), fmt.Sprint(meta.IsStatusConditionTrue(b.Status.Conditions, name)))
+		list = append(list, [2]string{name, fmt.Sprint(meta.IsStatusConditionTrue(n.Status.Conditions, name))})
 	}
-	first, second := a.Status.Agent, b.Status.Agent
-	if first == nil {
-		first = &v1alpha1.AgentReport{}
-	}
-	if second == nil {
-		second = &v1alpha1.AgentReport{}
-	}
-	d.field("agent", first.Version, second.Version)
-	d.field("kernel", first.Kernel, second.Kernel)
-	d.field("iptables", first.IPTables, second.IPTables)
-	d.field("formats that the agent supports", fmt.Sprint(first.FormatVersions), fmt.Sprint(second.FormatVersions))
+	return append(list,
+		[2]string{"agent", agent.Version},
+		[2]string{"kernel", agent.Kernel},
+		[2]string{"iptables", agent.IPTables},
+		[2]string{"formats that the agent supports", fmt.Sprint(agent.FormatVersions)},
+	)
 }
 
 func condition(n *v1alpha1.NodeProxyRules, name string) string {
@@ -134,22 +127,23 @@ func condition(n *v1alpha1.NodeProxyRules, name string) string {
 
 // familiesOf returns the families of addresses or ranges.
 func familiesOf(texts []string) string {
-	found := map[string]bool{}
+	found := sets.New[string]()
 	for _, text := range texts {
 		host, _, _ := strings.Cut(text, "/")
 		if a, err := netip.ParseAddr(host); err == nil {
 			for _, f := range families() {
-				found[string(f)] = found[string(f)] || f.Of(a)
+				if f.Of(a) {
+					found.Insert(string(f))
+				}
 			}
 		}
 	}
-	maps.DeleteFunc(found, func(_ string, is bool) bool { return !is })
-	return strings.Join(slices.Sorted(maps.Keys(found)), ", ")
+	return strings.Join(sets.List(found), ", ")
 }
 
-// sets compares the desired rules of one family. only counts ports that have local endpoints
+// services compares the desired rules of one family. only counts ports that have local endpoints
 // on only one of the nodes.
-func (d *Difference) sets(f dataplane.Family, first, second map[dataplane.ServiceName]*dataplane.Service, local bool, only *[2]int) {
+func (d *Difference) services(f dataplane.Family, first, second map[dataplane.ServiceName]*dataplane.Service, local bool, only *[2]int) {
 	for name, a := range first {
 		b := second[name]
 		if b == nil {
@@ -168,11 +162,11 @@ func (d *Difference) sets(f dataplane.Family, first, second map[dataplane.Servic
 			p, q := &a.Ports[i], &b.Ports[i]
 			label := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
 			if !slices.Equal(p.Cluster, q.Cluster) {
-				add(label+", policy Cluster", list(p.Cluster), list(q.Cluster))
+				add(label+", policy Cluster", some(p.Cluster), some(q.Cluster))
 			}
 			switch {
 			case local:
-				add(label+", policy Local", list(p.Local), list(q.Local))
+				add(label+", policy Local", some(p.Local), some(q.Local))
 			case len(p.Local) > 0 && len(q.Local) == 0:
 				only[0]++
 			case len(q.Local) > 0 && len(p.Local) == 0:
@@ -183,15 +177,4 @@ func (d *Difference) sets(f dataplane.Family, first, second map[dataplane.Servic
 			d.Services = append(d.Services, diff)
 		}
 	}
-}
-
-func list(endpoints []netip.AddrPort) string {
-	if len(endpoints) == 0 {
-		return "none"
-	}
-	texts := make([]string, len(endpoints))
-	for i, e := range endpoints {
-		texts[i] = e.String()
-	}
-	return output.Some(texts, maxEndpoints)
 }

@@ -17,6 +17,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
+const (
+	// maxMessage is how much of a condition's message is quoted.
+	maxMessage = 500
+	// maxExamples is how many examples are quoted.
+	maxExamples = 3
+)
+
 // Report is the desired rules of a node.
 type Report struct {
 	metav1.TypeMeta `json:",inline"`
@@ -110,11 +117,11 @@ type Lost struct {
 // families are both IP families, in the order in which they are printed.
 func families() []dataplane.Family { return []dataplane.Family{dataplane.IPv4, dataplane.IPv6} }
 
-// sets are the desired rules of a node, by IP family.
-type sets map[dataplane.Family]*combine.Set
+// byFamily is the desired rules of a node, by IP family.
+type byFamily map[dataplane.Family]*combine.Set
 
-func whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules) (sets, error) {
-	all := sets{}
+func whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules) (byFamily, error) {
+	all := byFamily{}
 	for _, f := range families() {
 		set, err := combine.Whole(node, services, f)
 		if err != nil {
@@ -136,7 +143,7 @@ func Of(node *v1alpha1.NodeProxyRules, o *cluster.Objects, only *dataplane.Servi
 	r := &Report{
 		TypeMeta: output.Type("NodeRules"), Node: node.Name, Mode: *settings.Mode, Enforcement: *settings.Enforcement, Policies: node.Spec.Policies, Zone: node.Spec.Node.Zone,
 		NodePortAddresses: nodePortAddresses(settings, node.Spec.Node.Addresses), Generation: node.Generation,
-		Notes: notesOf(node, all, o), Services: []Service{}, one: only != nil,
+		Notes: notes(node, all, o), Services: []Service{}, one: only != nil,
 	}
 	objects := map[dataplane.ServiceName]*v1alpha1.ServiceProxyRules{}
 	for i := range services {
@@ -144,7 +151,14 @@ func Of(node *v1alpha1.NodeProxyRules, o *cluster.Objects, only *dataplane.Servi
 			objects[name] = &services[i]
 		}
 	}
-	if lonely := withoutObject(node, objects); only == nil && len(lonely) > 0 {
+	var lonely []string
+	for name := range combine.Members(node.Spec.LocalEndpoints) {
+		if objects[name] == nil {
+			lonely = append(lonely, name.String())
+		}
+	}
+	slices.Sort(lonely)
+	if only == nil && len(lonely) > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("local endpoints of Services without ServiceProxyRules have no effect: %s", output.Some(lonely, maxExamples)))
 	}
 	for _, f := range families() {
@@ -153,8 +167,10 @@ func Of(node *v1alpha1.NodeProxyRules, o *cluster.Objects, only *dataplane.Servi
 				continue
 			}
 			s := service(svc, all[f], objects[name])
-			if only != nil {
-				explainAll(&s, svc, objects[name], node)
+			for i := range s.Ports {
+				if o := portOf(&objects[name].Spec, &svc.Ports[i]); only != nil && o != nil {
+					s.Ports[i].Endpoints = explain(&s.Ports[i], &svc.Ports[i], o, f, node)
+				}
 			}
 			r.Services = append(r.Services, s)
 		}
@@ -167,7 +183,7 @@ func Of(node *v1alpha1.NodeProxyRules, o *cluster.Objects, only *dataplane.Servi
 }
 
 // unused lists objects, or the one of a Service, without effect, sorted by name.
-func unused(all sets, services []v1alpha1.ServiceProxyRules, only *dataplane.ServiceName) []Unused {
+func unused(all byFamily, services []v1alpha1.ServiceProxyRules, only *dataplane.ServiceName) []Unused {
 	var list []Unused
 	for i := range services {
 		object := services[i].Name
@@ -177,7 +193,10 @@ func unused(all sets, services []v1alpha1.ServiceProxyRules, only *dataplane.Ser
 		}
 		why := all[dataplane.IPv4].LeftOut[object] // for both families
 		if why == "" && all[dataplane.IPv4].Services[name] == nil && all[dataplane.IPv6].Services[name] == nil {
-			why = noClusterIP(all, name)
+			why = "its object has no cluster IP, so nodes do not program it"
+			if problems := all[dataplane.IPv4].Problems[name]; len(problems) > 0 {
+				why += ": " + strings.Join(problems, "; ")
+			}
 		}
 		if why != "" {
 			list = append(list, Unused{Name: object, Message: why})
@@ -185,27 +204,6 @@ func unused(all sets, services []v1alpha1.ServiceProxyRules, only *dataplane.Ser
 	}
 	slices.SortFunc(list, func(a, b Unused) int { return cmp.Compare(a.Name, b.Name) })
 	return list
-}
-
-// withoutObject lists Services that have endpoints on the node, but no object.
-func withoutObject(node *v1alpha1.NodeProxyRules, objects map[dataplane.ServiceName]*v1alpha1.ServiceProxyRules) []string {
-	var names []string
-	for name := range combine.Members(node.Spec.LocalEndpoints) {
-		if objects[name] == nil {
-			names = append(names, name.String())
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
-// noClusterIP explains why nodes do not program a Service whose object is used.
-func noClusterIP(all sets, name dataplane.ServiceName) string {
-	why := "its object has no cluster IP, so nodes do not program it"
-	if problems := all[dataplane.IPv4].Problems[name]; len(problems) > 0 {
-		why += ": " + strings.Join(problems, "; ")
-	}
-	return why
 }
 
 func service(svc *dataplane.Service, set *combine.Set, object *v1alpha1.ServiceProxyRules) Service {
@@ -259,4 +257,22 @@ func nodePortAddresses(settings *v1alpha1.ProxySettings, addresses []string) str
 	default:
 		return "all local addresses"
 	}
+}
+
+// notes say why a node may differ from its desired rules.
+func notes(node *v1alpha1.NodeProxyRules, all byFamily, o *cluster.Objects) []string {
+	list := o.Notes(node, all[dataplane.IPv4].Mode)
+	if old := cluster.TooOld(node); old != "" {
+		list = append(list, old)
+	}
+	status := &node.Status
+	if rejected := status.Rejected; rejected != nil && rejected.Count > 0 {
+		list = append(list, fmt.Sprintf("its kernel rejects %s: %s", output.Plural(int(rejected.Count), "Service"), output.Some(rejected.Examples, maxExamples)))
+	}
+	for _, f := range families() {
+		if needed := len(all[f].Services); needed > 0 && len(status.Conditions) > 0 && !slices.Contains(status.Families, string(f)) {
+			list = append(list, fmt.Sprintf("%s is not programmed there, but is needed by %s", f, output.Plural(needed, "Service")))
+		}
+	}
+	return list
 }

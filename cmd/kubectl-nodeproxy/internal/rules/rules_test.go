@@ -12,8 +12,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 )
 
-// TestEndpoints: of each endpoint it is said why a node uses it or not: by its state,
-// and by the zones and nodes that it is hinted for.
+// TestEndpoints: the report explains why a node uses each endpoint or not: by its state, and
+// by the zones and nodes of its hints.
 func TestEndpoints(t *testing.T) {
 	t.Parallel()
 	node := &v1alpha1.NodeProxyRules{
@@ -49,7 +49,7 @@ func TestEndpoints(t *testing.T) {
 	for _, want := range []string{
 		"10.244.1.2:8080 Ready yes yes yes",
 		`10.244.2.2:8080 Ready no no: hinted for zone b, but the node is in "a" no: it is on another node`,
-		"10.244.1.3:8080 Terminating yes no: it terminates, and others are ready no: it terminates, and others on this node are ready",
+		"10.244.1.3:8080 Terminating yes no: it is terminating, and others are ready no: it is terminating, and others on this node are ready",
 	} {
 		if !strings.Contains(strings.Join(strings.Fields(out.String()), " "), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
@@ -57,8 +57,8 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// TestUnused: an object of which nothing can be used is named with the reason, and one
-// that answers nowhere is no mere row.
+// TestUnused: an object without effect is named with the reason, and a Service without ports
+// is explained.
 func TestUnused(t *testing.T) {
 	t.Parallel()
 	node := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
@@ -99,13 +99,13 @@ func TestUnused(t *testing.T) {
 		if err := r.Table(&out); err != nil {
 			t.Fatal(err)
 		}
-		if said := strings.Contains(out.String(), "its object has no usable port, so it is not served"); said != (tt.only == nil) {
+		if explained := strings.Contains(out.String(), "its object has no usable port, so it is not served"); explained != (tt.only == nil) {
 			t.Errorf("of %v:\n%s", tt.only, out.String())
 		}
 	}
 }
 
-// TestReported: what a node cannot be late with any more is a difference.
+// TestReported: counts are a difference once the node must have reported them.
 func TestReported(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -116,8 +116,8 @@ func TestReported(t *testing.T) {
 		differs  bool
 	}{
 		"a change that may be reported later": {rendered: time.Minute, knows: 1, want: "101 desired, 100 reported; agents may report such counts five minutes late"},
-		"a change of long ago":                {rendered: time.Hour, knows: 1, want: "nothing newer than 100", differs: true},
-		"the figures of long ago":             {rendered: time.Hour, knows: 1, want: "REPORTED\na change that was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, but its kernel has nothing newer than 100\nServices: 1 desired, 0 reported\n", differs: true},
+		"an old change":                       {rendered: time.Hour, knows: 1, want: "nothing newer than 100", differs: true},
+		"old counts":                          {rendered: time.Hour, knows: 1, want: "REPORTED\na change that was rendered more than ten minutes ago is not applied on the node: ServiceProxyRules shop.web have resourceVersion 101, but its kernel has nothing newer than 100\nServices: 1 desired, 0 reported\n", differs: true},
 		"an agent that is too old":            {rendered: time.Minute, want: "the agent v0.1.0 of node node-1 is too old for its NodeProxyRules", differs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -131,7 +131,7 @@ func TestReported(t *testing.T) {
 					Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue}},
 				},
 			}
-			d, err := Reported(node, []v1alpha1.ServiceProxyRules{{
+			d, err := Reported(node, &cluster.Objects{Time: now, ServiceRules: []v1alpha1.ServiceProxyRules{{
 				ObjectMeta: metav1.ObjectMeta{
 					Name: "shop.web", ResourceVersion: "101",
 					ManagedFields: []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: now.Add(-tt.rendered)}}},
@@ -140,7 +140,7 @@ func TestReported(t *testing.T) {
 					FormatVersion: 1, ClusterIPs: []string{"10.96.0.20"}, InternalTrafficPolicy: v1alpha1.TrafficPolicyCluster, ExternalTrafficPolicy: v1alpha1.TrafficPolicyCluster,
 					Ports: []v1alpha1.ServicePort{{Protocol: v1alpha1.ProtocolTCP, Port: 80}},
 				},
-			}}, now)
+			}}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,9 +1,11 @@
 package rules
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -50,7 +52,6 @@ func (r *Report) Table(w io.Writer) error {
 	return l.Write(w)
 }
 
-// short prints a line for each port.
 func (s *Service) short(l *output.Lines) {
 	besides := strings.Join(s.besides(), "; ")
 	name := s.Namespace + "/" + s.Name
@@ -81,51 +82,30 @@ func (p *Port) addresses() string {
 			texts = append(texts, "node port "+a.Address)
 			continue
 		}
-		at := netip.MustParseAddrPort(a.Address)
-		text := at.Addr().String()
-		switch a.Type {
-		case dataplane.ExternalIP:
-			text = "external " + text
-		case dataplane.LoadBalancerIP:
-			text = "load balancer " + text
-		}
-		texts = append(texts, text)
+		what := map[dataplane.Kind]string{dataplane.ExternalIP: "external ", dataplane.LoadBalancerIP: "load balancer "}[a.Type]
+		texts = append(texts, what+netip.MustParseAddrPort(a.Address).Addr().String())
 	}
-	if len(texts) == 0 {
-		return "none"
-	}
-	return strings.Join(texts, ", ")
+	return cmp.Or(strings.Join(texts, ", "), "none")
 }
 
 // policy is the traffic policy, or the internal and the external one.
 func (s *Service) policy(p *Port) string {
-	if s.InternalTrafficPolicy == s.ExternalTrafficPolicy || !p.external() {
+	external := slices.ContainsFunc(p.Addresses, func(a Address) bool { return a.Type != dataplane.ClusterIP })
+	if s.InternalTrafficPolicy == s.ExternalTrafficPolicy || !external {
 		return string(s.InternalTrafficPolicy)
 	}
 	return fmt.Sprintf("internal %s, external %s", s.InternalTrafficPolicy, s.ExternalTrafficPolicy)
-}
-
-func (p *Port) external() bool {
-	for _, a := range p.Addresses {
-		if a.Type != dataplane.ClusterIP {
-			return true
-		}
-	}
-	return false
 }
 
 func endpoints(used bool, list []netip.AddrPort) string {
 	if !used {
 		return "-"
 	}
-	if len(list) == 0 {
-		return "none"
-	}
-	texts := make([]string, len(list))
-	for i, e := range list {
-		texts[i] = e.String()
-	}
-	return output.Some(texts, maxEndpoints)
+	return some(list)
+}
+
+func some(endpoints []netip.AddrPort) string {
+	return cmp.Or(output.Some(endpoints, maxEndpoints), "none")
 }
 
 // besides lists further properties of a Service.
@@ -139,11 +119,7 @@ func (s *Service) besides() []string {
 		add("session affinity ClientIP, %d s", s.AffinitySeconds)
 	}
 	if len(s.SourceRanges) > 0 && len(s.LoadBalancerIPs) > 0 {
-		ranges := make([]string, len(s.SourceRanges))
-		for i, r := range s.SourceRanges {
-			ranges[i] = r.String()
-		}
-		add("load balancer for %s only", output.Some(ranges, maxEndpoints))
+		add("load balancer for %s only", output.Some(s.SourceRanges, maxEndpoints))
 	}
 	if s.HealthCheckNodePort != 0 {
 		add("health check %d counts %s", s.HealthCheckNodePort, output.Plural(s.LocalReadyEndpoints, "local endpoint"))
@@ -163,7 +139,6 @@ func (s *Service) besides() []string {
 	return texts
 }
 
-// full prints all of a Service.
 func (s *Service) full(l *output.Lines) {
 	l.Heading(fmt.Sprintf("Service %s/%s, %s", s.Namespace, s.Name, s.Family))
 	for _, text := range s.besides() {

@@ -2,6 +2,7 @@ package status
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -11,8 +12,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/hints"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/notes"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
@@ -62,6 +61,9 @@ type Count struct {
 	Count int    `json:"count"`
 }
 
+// String returns it as in "3 Failed".
+func (c Count) String() string { return fmt.Sprintf("%d %s", c.Count, c.Name) }
+
 // Nodes counts nodes.
 type Nodes struct {
 	// Total does not include the absent ones.
@@ -110,6 +112,20 @@ type Conntrack struct {
 	Drop int64 `json:"drop,omitempty"`
 }
 
+// Rollout is a change or a policy that is not complete.
+type Rollout struct {
+	// Object is what causes it, as kubectl names it: nodeproxypolicy/edge.
+	Object string `json:"object"`
+	// Reason is the reason of the object's condition, such as Progressing or Paused.
+	Reason string `json:"reason"`
+	// Done of Total nodes, or Services, have it. Those of NodeProxy are in the message.
+	Done  int32 `json:"done,omitempty"`
+	Total int32 `json:"total,omitempty"`
+	// Since is when it was last complete.
+	Since   metav1.Time `json:"since,omitzero"`
+	Message string      `json:"message,omitempty"`
+}
+
 const (
 	// noReport is the state of a node whose agent has never reported.
 	noReport = "NoReport"
@@ -118,17 +134,22 @@ const (
 )
 
 // Of returns the state of a cluster.
-func Of(o *cluster.Objects, docs hints.Docs) *Report {
-	e := findings.New(o, docs, nil)
+func Of(o *cluster.Objects) *Report {
+	e := findings.New(o, nil)
 	r := &Report{
 		TypeMeta: output.Type("ClusterStatus"), Time: metav1.NewTime(o.Time),
-		Nodes: countNodes(e), AgentVersions: agentVersions(e.Nodes), Conntrack: fullest(e.Nodes), Policies: countPolicies(o),
+		Policies: Policies{Nodes: len(o.NodePolicies), Services: len(o.ServicePolicies)},
 	}
-	for _, n := range e.Nodes {
-		if rejected := n.Status.Rejected; rejected != nil {
-			r.Services.RejectedByNode = max(r.Services.RejectedByNode, int(rejected.Count))
+	r.countNodes(e)
+	for _, p := range o.NodePolicies {
+		if meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionReady) {
+			r.Policies.ReadyNodes++
 		}
-		r.Services.RetainedByNode = max(r.Services.RetainedByNode, int(n.Status.Retained))
+	}
+	for _, p := range o.ServicePolicies {
+		if meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionReady) {
+			r.Policies.ReadyServices++
+		}
 	}
 	if p := o.NodeProxy; p != nil {
 		r.NodeProxy = &NodeProxy{
@@ -144,7 +165,7 @@ func Of(o *cluster.Objects, docs hints.Docs) *Report {
 		}
 	}
 	r.check(e)
-	r.Rollouts = rollouts(o, e.Nodes)
+	r.Rollouts = rollouts(e)
 	r.healthy = len(r.Findings)+len(r.Rollouts)+r.Services.Rejected == 0
 	r.OK = r.healthy && len(r.SkippedChecks) == 0
 	return r
@@ -184,9 +205,10 @@ func elsewhere(e *findings.Examination, f *findings.Finding) bool {
 	return ready != nil && ready.Reason == f.Reason && (isRollout(f.Reason) || f.Reason == v1alpha1.ReasonNodesNotProgrammed)
 }
 
-func countNodes(e *findings.Examination) Nodes {
-	counts := Nodes{Total: len(e.Nodes), Absent: len(e.NodeRules) - len(e.Nodes)}
-	reasons, modes := map[string]int{}, map[string]int{}
+func (r *Report) countNodes(e *findings.Examination) {
+	counts := &r.Nodes
+	counts.Total, counts.Absent = len(e.Nodes), len(e.NodeRules)-len(e.Nodes)
+	reasons, modes, versions := map[string]int{}, map[string]int{}, map[string]int{}
 	for _, n := range e.Nodes {
 		reason := noReport
 		if c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionProgrammed); c != nil {
@@ -197,22 +219,25 @@ func countNodes(e *findings.Examination) Nodes {
 		if e.IsNew(n) {
 			counts.New++
 		}
-		if notes.Audits(n) {
+		if cluster.Audits(n) {
 			counts.Audit++
 		}
-	}
-	counts.Reasons, counts.Modes = ranked(reasons), ranked(modes)
-	return counts
-}
-
-func agentVersions(nodes []*v1alpha1.NodeProxyRules) []Count {
-	versions := map[string]int{}
-	for _, n := range nodes {
-		if n.Status.Agent != nil {
-			versions[cmp.Or(n.Status.Agent.Version, "unknown")]++
+		if agent := n.Status.Agent; agent != nil {
+			versions[cmp.Or(agent.Version, "unknown")]++
+		}
+		if rejected := n.Status.Rejected; rejected != nil {
+			r.Services.RejectedByNode = max(r.Services.RejectedByNode, int(rejected.Count))
+		}
+		r.Services.RetainedByNode = max(r.Services.RetainedByNode, int(n.Status.Retained))
+		if c := n.Status.Conntrack; c != nil {
+			r.Conntrack = append(r.Conntrack, Conntrack{Node: n.Name, UsagePercent: c.UsagePercent, Entries: c.Entries, Max: c.Max, Drop: c.Drop})
 		}
 	}
-	return ranked(versions)
+	counts.Reasons, counts.Modes, r.AgentVersions = ranked(reasons), ranked(modes), ranked(versions)
+	slices.SortStableFunc(r.Conntrack, func(a, b Conntrack) int {
+		return cmp.Or(cmp.Compare(b.UsagePercent, a.UsagePercent), cmp.Compare(b.Drop, a.Drop))
+	})
+	r.Conntrack = r.Conntrack[:min(len(r.Conntrack), maxConntrack)]
 }
 
 // ranked lists counts, the highest first.
@@ -225,30 +250,44 @@ func ranked(counts map[string]int) []Count {
 	return list
 }
 
-func fullest(nodes []*v1alpha1.NodeProxyRules) []Conntrack {
-	var tables []Conntrack
-	for _, n := range nodes {
-		if c := n.Status.Conntrack; c != nil {
-			tables = append(tables, Conntrack{Node: n.Name, UsagePercent: c.UsagePercent, Entries: c.Entries, Max: c.Max, Drop: c.Drop})
+func rollouts(e *findings.Examination) []Rollout {
+	var list []Rollout
+	if p := e.NodeProxy; p != nil {
+		if ready := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady); ready != nil && isRollout(ready.Reason) {
+			list = Rollout{Object: "nodeproxy/" + p.Name}.unlessReady(list, p.Status.Conditions)
 		}
 	}
-	slices.SortStableFunc(tables, func(a, b Conntrack) int {
-		return cmp.Or(cmp.Compare(b.UsagePercent, a.UsagePercent), cmp.Compare(b.Drop, a.Drop))
-	})
-	return tables[:min(len(tables), maxConntrack)]
+	onlyNew := e.OnlyNew(e.Nodes)
+	for _, p := range e.NodePolicies {
+		if ready := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady); onlyNew && ready != nil && ready.Reason == v1alpha1.ReasonNodesNotProgrammed {
+			continue // it waits for new nodes, which are a note
+		}
+		list = Rollout{Object: "nodeproxypolicy/" + p.Name, Done: p.Status.Programmed, Total: p.Status.Nodes}.unlessReady(list, p.Status.Conditions)
+	}
+	for _, p := range e.ServicePolicies {
+		list = Rollout{Object: "serviceproxypolicy/" + p.Name, Done: p.Status.Applied, Total: p.Status.Services}.unlessReady(list, p.Status.Conditions)
+	}
+	return list
 }
 
-func countPolicies(o *cluster.Objects) Policies {
-	counts := Policies{Nodes: len(o.NodePolicies), Services: len(o.ServicePolicies)}
-	for i := range o.NodePolicies {
-		if meta.IsStatusConditionTrue(o.NodePolicies[i].Status.Conditions, v1alpha1.ConditionReady) {
-			counts.ReadyNodes++
-		}
+// isRollout reports whether NodeProxy is not ready because of a rollout.
+func isRollout(reason string) bool {
+	return slices.Contains([]string{v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutHalted}, reason)
+}
+
+// unlessReady adds the rollout of an object, unless that is ready and effective.
+func (r Rollout) unlessReady(list []Rollout, conditions []metav1.Condition) []Rollout {
+	c := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
+	if c == nil {
+		r.Reason, r.Message = "NotObserved", "no controller has processed this policy yet"
+		return append(list, r)
 	}
-	for i := range o.ServicePolicies {
-		if meta.IsStatusConditionTrue(o.ServicePolicies[i].Status.Conditions, v1alpha1.ConditionReady) {
-			counts.ReadyServices++
-		}
+	if c.Status == metav1.ConditionTrue {
+		c = findings.Condition(conditions, v1alpha1.ConditionIneffective, metav1.ConditionTrue)
 	}
-	return counts
+	if c == nil {
+		return list
+	}
+	r.Reason, r.Since, r.Message = c.Reason, c.LastTransitionTime, c.Message
+	return append(list, r)
 }

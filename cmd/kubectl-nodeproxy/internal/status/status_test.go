@@ -38,7 +38,7 @@ func TestThousandNodes(t *testing.T) {
 			},
 		})
 	}
-	r := Of(o, "v0.1.0")
+	r := Of(o)
 	var out strings.Builder
 	if err := r.Table(&out); err != nil {
 		t.Fatal(err)
@@ -64,18 +64,18 @@ func TestRunning(t *testing.T) {
 	t.Parallel()
 	controller, agent := "nodeproxy-controller", "nodeproxy-agent"
 	for name, c := range map[string]struct {
-		pods   []corev1.Pod
-		unread []cluster.Unread
-		well   bool
-		says   string
+		pods     []corev1.Pod
+		unread   []cluster.Unread
+		ok       bool
+		contains string
 	}{
-		"all run":                {pods: []corev1.Pod{pod(controller, "node-9", "True"), pod(agent, "node-1", "True")}, well: true, says: "Everything is healthy."},
-		"the controller is dead": {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "True")}, says: "NoController\n  no pod of the controller is ready"},
-		"all are dead":           {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "False")}, says: "AgentPodNotReady, 1 node"},
-		"the agent is gone too":  {pods: []corev1.Pod{pod(controller, "node-9", "False")}, says: "- AgentPodMissing of node node-1: the node has no pod of the agent"},
-		"only agents":            {pods: []corev1.Pod{pod(agent, "node-1", "True")}, says: "no namespace has a pod of the controller"},
-		"no pods":                {well: true, says: "NOTES\n  no pod of nodeproxy found"},
-		"not to be seen":         {unread: []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}}, says: "SKIPPED CHECKS\n  controller, nodes: you may not\n\nNo problems found, but some checks were skipped.\n"},
+		"all run":                     {pods: []corev1.Pod{pod(controller, "node-9", "True"), pod(agent, "node-1", "True")}, ok: true, contains: "Everything is healthy."},
+		"the controller is not ready": {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "True")}, contains: "NoController\n  no pod of the controller is ready"},
+		"no pod is ready":             {pods: []corev1.Pod{pod(controller, "node-9", "False"), pod(agent, "node-1", "False")}, contains: "AgentPodNotReady, 1 node"},
+		"the agent is gone too":       {pods: []corev1.Pod{pod(controller, "node-9", "False")}, contains: "- AgentPodMissing of node node-1: the node has no pod of the agent"},
+		"only agents":                 {pods: []corev1.Pod{pod(agent, "node-1", "True")}, contains: "no namespace has a pod of the controller"},
+		"no pods":                     {ok: true, contains: "NOTES\n  no pod of nodeproxy found"},
+		"unreadable pods":             {unread: []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}}, contains: "SKIPPED CHECKS\n  controller, nodes: you may not\n\nNo problems found, but some checks were skipped.\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -86,19 +86,19 @@ func TestRunning(t *testing.T) {
 				NodeProxy: &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Conditions: is(v1alpha1.ConditionReady)}},
 				NodeRules: []v1alpha1.NodeProxyRules{{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Status: v1alpha1.NodeProxyRulesStatus{Conditions: is(v1alpha1.ConditionProgrammed)}}},
 				Time:      time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC), Pods: c.pods, Unread: c.unread,
-			}, "v0.1.0")
+			})
 			var out strings.Builder
 			if err := r.Table(&out); err != nil {
 				t.Fatal(err)
 			}
-			if r.OK != c.well || !strings.Contains(out.String(), c.says) {
-				t.Errorf("ok: %t, want %t and %q:\n%s", r.OK, c.well, c.says, out.String())
+			if r.OK != c.ok || !strings.Contains(out.String(), c.contains) {
+				t.Errorf("ok: %t, want %t and %q:\n%s", r.OK, c.ok, c.contains, out.String())
 			}
 		})
 	}
 }
 
-// pod is one of nodeproxy.
+// pod is a pod of nodeproxy.
 func pod(program, node string, ready corev1.ConditionStatus) corev1.Pod {
 	return corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "nodeproxy-system", Name: program + "-" + node, Labels: map[string]string{"app.kubernetes.io/name": program}},
@@ -107,7 +107,7 @@ func pod(program, node string, ready corev1.ConditionStatus) corev1.Pod {
 	}
 }
 
-// of is a condition that came to be a minute ago.
+// of is a condition since a minute ago.
 func of(name string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
 	return metav1.Condition{Type: name, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(noon().Add(-time.Minute))}
 }
@@ -129,7 +129,7 @@ func healthy() *cluster.Objects {
 	return o
 }
 
-// writtenMinutesAgo notes when an object was written.
+// writtenMinutesAgo are the managed fields of an object written some minutes ago.
 func writtenMinutesAgo(n time.Duration) []metav1.ManagedFieldsEntry {
 	return []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: noon().Add(-n * time.Minute)}}}
 }
@@ -145,7 +145,7 @@ func TestReports(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		edit func(o *cluster.Objects)
-		well bool
+		ok   bool
 		want string
 	}{
 		"healthy": {func(*cluster.Objects) {}, true, "\nEverything is healthy.\n"},
@@ -162,9 +162,9 @@ func TestReports(t *testing.T) {
 		},
 		"Audit without another proxy": {
 			func(o *cluster.Objects) {
-				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
+				audit(o, "enforcement is Audit: no program maintains the rules, start kube-proxy")
 			}, false,
-			"\nAuditWithoutProxy, 2 nodes\n  node-1, node-2: enforcement is Audit: nobody maintains the rules, start kube-proxy\n",
+			"\nAuditWithoutProxy, 2 nodes\n  node-1, node-2: enforcement is Audit: no program maintains the rules, start kube-proxy\n",
 		},
 		"agents that are not deployed": {
 			func(o *cluster.Objects) {
@@ -192,7 +192,7 @@ func TestReports(t *testing.T) {
 		"a sysctl that cannot be written": {
 			func(o *cluster.Objects) {
 				for i := range o.NodeRules {
-					o.NodeRules[i].Status.Conditions[0].Message = "the kernel holds what is wanted; but: a sysctl"
+					o.NodeRules[i].Status.Conditions[0].Message = "The desired state is programmed; but: a sysctl"
 				}
 			}, true,
 			"NOTES\n  on node-1, node-2: programmed, with restrictions: a sysctl\n",
@@ -218,7 +218,7 @@ func TestReports(t *testing.T) {
 		},
 		"Audit without another proxy, since a known time on one node only": {
 			func(o *cluster.Objects) {
-				audit(o, "enforcement is Audit: nobody maintains the rules, start kube-proxy")
+				audit(o, "enforcement is Audit: no program maintains the rules, start kube-proxy")
 				o.NodeRules[1].Status.Conditions[0].Status = metav1.ConditionFalse
 			}, false,
 			"\nAuditWithoutProxy, 2 nodes\n  node-1, node-2: enforcement",
@@ -235,7 +235,7 @@ func TestReports(t *testing.T) {
 			}, true,
 			"\nEverything is healthy; no report yet from 1 new node.\n\nNOTES\n  no report yet from 1 new node, where the agent's image may still be pulled: node-1\n",
 		},
-		"a node that is new, for which others wait": {
+		"a new node that others wait for": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions, o.NodeRules[0].CreationTimestamp = nil, metav1.NewTime(noon().Add(-90*time.Second))
 				o.NodeProxy.Status.Conditions = []metav1.Condition{
@@ -248,7 +248,7 @@ func TestReports(t *testing.T) {
 			}, true,
 			"\nEverything is healthy; no report yet from 1 new node.\n",
 		},
-		"a node that is new no more": {
+		"a node that is no longer new": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions, o.NodeRules[0].CreationTimestamp = nil, metav1.NewTime(noon().Add(-3*time.Minute))
 			}, false,
@@ -263,13 +263,13 @@ func TestReports(t *testing.T) {
 			t.Parallel()
 			o := healthy()
 			tt.edit(o)
-			r := Of(o, "v0.1.0")
+			r := Of(o)
 			var out strings.Builder
 			if err := r.Table(&out); err != nil {
 				t.Fatal(err)
 			}
-			if r.OK != tt.well || !strings.Contains(out.String(), tt.want) {
-				t.Errorf("well %t, want %t, and in it\n%s\nbut it is\n%s", r.OK, tt.well, tt.want, out.String())
+			if r.OK != tt.ok || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("OK is %t, want %t and\n%s\nin\n%s", r.OK, tt.ok, tt.want, out.String())
 			}
 		})
 	}
@@ -278,7 +278,7 @@ func TestReports(t *testing.T) {
 // TestConntrack: a nearly full table is a finding, with or without a condition.
 func TestConntrack(t *testing.T) {
 	t.Parallel()
-	for percent, well := range map[int32]bool{79: true, 80: false, 100: false} {
+	for percent, ok := range map[int32]bool{79: true, 80: false, 100: false} {
 		r := Of(&cluster.Objects{
 			NodeProxy: &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Conditions: []metav1.Condition{
 				{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAllProgrammed},
@@ -287,8 +287,8 @@ func TestConntrack(t *testing.T) {
 				Conntrack:  &v1alpha1.ConntrackReport{UsagePercent: percent, Entries: 9, Max: 10, Drop: 55},
 				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonProgrammed}},
 			}}},
-		}, "v0.1.0")
-		if r.OK != well || !well && (len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Message, "55 packets dropped")) {
+		})
+		if r.OK != ok || !ok && (len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Message, "55 packets dropped")) {
 			t.Errorf("%d %%: ok: %v, %+v", percent, r.OK, r.Findings)
 		}
 	}

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
@@ -68,7 +66,6 @@ func (r *Report) verdict() string {
 	return text + "."
 }
 
-// overview prints the counts.
 func (r *Report) overview(l *output.Lines) {
 	p := r.NodeProxy
 	switch {
@@ -89,7 +86,14 @@ func (r *Report) overview(l *output.Lines) {
 	if agents != "" {
 		l.Linef("AGENTS\t%s", agents)
 	}
-	l.Linef("NODES\t%s", r.nodes())
+	nodes := fmt.Sprint(r.Nodes.Total)
+	if len(r.Nodes.Reasons) > 0 {
+		nodes += ": " + counts(r.Nodes.Reasons)
+	}
+	if r.Nodes.Absent > 0 {
+		nodes += fmt.Sprintf("; %d more whose Node is gone", r.Nodes.Absent)
+	}
+	l.Linef("NODES\t%s", nodes)
 	if r.Nodes.Total > 0 {
 		modes := counts(r.Nodes.Modes)
 		if r.Nodes.Audit > 0 {
@@ -116,17 +120,6 @@ func (r *Report) overview(l *output.Lines) {
 	}
 }
 
-func (r *Report) nodes() string {
-	text := fmt.Sprint(r.Nodes.Total)
-	if len(r.Nodes.Reasons) > 0 {
-		text += ": " + counts(r.Nodes.Reasons)
-	}
-	if r.Nodes.Absent > 0 {
-		text += fmt.Sprintf("; %d more whose Node is gone", r.Nodes.Absent)
-	}
-	return text
-}
-
 func (r *Report) services() string {
 	text := "not counted yet"
 	if n := r.Services.Proxied; n != nil {
@@ -144,13 +137,7 @@ func (r *Report) services() string {
 	return text
 }
 
-func counts(list []Count) string {
-	texts := make([]string, len(list))
-	for i, c := range list {
-		texts[i] = fmt.Sprintf("%d %s", c.Count, c.Name)
-	}
-	return output.Some(texts, maxCounts)
-}
+func counts(list []Count) string { return output.Some(list, maxCounts) }
 
 // findings prints the findings of a severity, those of one reason together.
 func (r *Report) findings(l *output.Lines, severity findings.Severity, heading string) {
@@ -176,7 +163,8 @@ func (r *Report) findings(l *output.Lines, severity findings.Severity, heading s
 
 // group prints the findings of one reason, the oldest first.
 func (r *Report) group(l *output.Lines, group []findings.Finding) {
-	slices.SortStableFunc(group, func(a, b findings.Finding) int { return compareTimes(a.Since, b.Since) })
+	// Unknown times come first: they may be the oldest.
+	slices.SortStableFunc(group, func(a, b findings.Finding) int { return a.Since.Compare(b.Since.Time) })
 	heading := group[0].Reason
 	var nodes []string
 	var consequences []findings.Finding
@@ -188,16 +176,23 @@ func (r *Report) group(l *output.Lines, group []findings.Finding) {
 	if n := len(slices.Compact(nodes)); n > 0 {
 		heading += ", " + output.Plural(n, "node")
 	}
-	l.Linef("%s%s", heading, r.age(group[0].Since))
+	if since := group[0].Since; !since.IsZero() {
+		heading += " for " + output.Age(r.Time.Time, since.Time)
+	}
+	l.Linef("%s", heading)
 	var remedies []string
-	for i, f := range group[:min(len(group), maxExamples)] {
-		l.Linef("  %s%s", prefix(&group[i]), output.Clip(f.Message, maxMessage))
+	for _, f := range group[:min(len(group), maxExamples)] {
+		message := output.Clip(f.Message, maxMessage)
+		if at := places(f); len(at) > 0 {
+			message = output.Some(at, maxNames) + ": " + message
+		}
+		l.Linef("  %s", message)
 		if !slices.Contains(remedies, f.Remedy) {
 			remedies = append(remedies, f.Remedy)
 		}
 	}
 	if more := len(group) - maxExamples; more > 0 {
-		l.Linef("  and %d more: %s", more, output.Some(places(group[maxExamples:]), maxNames))
+		l.Linef("  and %d more: %s", more, output.Some(places(group[maxExamples:]...), maxNames))
 	}
 	for _, remedy := range remedies {
 		l.Linef("  remedy: %s", remedy)
@@ -205,37 +200,8 @@ func (r *Report) group(l *output.Lines, group []findings.Finding) {
 	findings.PrintConsequences(l, consequences)
 }
 
-// compareTimes puts unknown times first: they may be the oldest.
-func compareTimes(a, b *metav1.Time) int {
-	switch {
-	case a == nil && b == nil:
-		return 0
-	case a == nil:
-		return -1
-	case b == nil:
-		return 1
-	}
-	return a.Compare(b.Time)
-}
-
-// age is for how long something has been so, if that is known.
-func (r *Report) age(since *metav1.Time) string {
-	if since == nil {
-		return ""
-	}
-	return " for " + output.Age(r.Time.Time, since.Time)
-}
-
-// prefix is what a finding is about.
-func prefix(f *findings.Finding) string {
-	if at := places([]findings.Finding{*f}); len(at) > 0 {
-		return output.Some(at, maxNames) + ": "
-	}
-	return ""
-}
-
 // places are the nodes and Services that findings are about.
-func places(group []findings.Finding) []string {
+func places(group ...findings.Finding) []string {
 	var list []string
 	for _, f := range group {
 		for _, node := range f.Nodes {
@@ -253,8 +219,7 @@ func (r *Report) rollouts(l *output.Lines) {
 		return
 	}
 	l.Heading("INCOMPLETE CHANGES AND POLICIES")
-	for i := range r.Rollouts[:min(len(r.Rollouts), maxRollouts)] {
-		c := &r.Rollouts[i]
+	for _, c := range r.Rollouts[:min(len(r.Rollouts), maxRollouts)] {
 		text := c.Object + ": " + c.Reason
 		if c.Total > 0 {
 			text += fmt.Sprintf(", %d of %d", c.Done, c.Total)

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
@@ -39,28 +38,29 @@ func (w *world) destination(text string) (*destination, error) {
 	if err != nil {
 		return nil, err
 	}
-	var d *destination
 	name, port := cutPort(rest)
+	d := &destination{text: text, protocol: cmp.Or(protocol, v1alpha1.ProtocolTCP)}
+	what := "a port of a pod"
 	switch {
-	case of == nodeKind:
-		d, err = w.toNode(text, name, port, protocol)
-	case of == serviceKind:
-		return w.toService(text, name, port, protocol)
-	case of == podKind:
-		d, err = w.toPod(text, name, port, protocol)
-	case looksLikeAddress(rest):
-		d, err = toAddress(text, rest, protocol)
-	case w.rulesOf(name) != nil:
-		d, err = w.toNode(text, name, port, protocol)
-	case w.service(name) == nil && w.findPod(name) != nil:
-		d, err = w.toPod(text, name, port, protocol)
+	case of == anyKind && looksLikeAddress(rest):
+		return d, d.setAddress(rest)
+	case of == nodeKind || of == anyKind && w.rulesOf(name) != nil:
+		what = "a node port of node " + name
+		d.addresses, err = w.nodeAddresses(name)
+	case of == podKind || of == anyKind && w.service(name) == nil && w.findPod(name) != nil:
+		_, d.addresses, err = w.pod("--to", name, "accepts no connections")
 	default:
 		return w.toService(text, name, port, protocol)
 	}
 	if err != nil {
 		return nil, err
 	}
-	d.protocol = cmp.Or(d.protocol, v1alpha1.ProtocolTCP)
+	if port == "" {
+		return nil, fmt.Errorf("--to %q has no port: %s", text, forms)
+	}
+	if d.port, err = parsePort(port); err != nil {
+		return nil, fmt.Errorf("--to %q: %q is not %s (a number from 1 to 65535): %s", text, port, what, forms)
+	}
 	return d, nil
 }
 
@@ -87,17 +87,30 @@ func looksLikeAddress(text string) bool {
 	return false
 }
 
-// toAddress parses IP:PORT.
-func toAddress(text, rest string, protocol v1alpha1.Protocol) (*destination, error) {
-	a, err := netip.ParseAddrPort(rest)
+func (d *destination) setAddress(text string) error {
+	a, err := netip.ParseAddrPort(text)
 	if err == nil && a.Port() > 0 {
-		return &destination{text: text, protocol: protocol, addresses: []netip.Addr{a.Addr().Unmap()}, port: a.Port()}, nil
+		d.addresses, d.port = []netip.Addr{a.Addr().Unmap()}, a.Port()
+		return nil
 	}
-	if _, err := netip.ParseAddr(strings.Trim(rest, "[]")); err == nil {
-		return nil, fmt.Errorf("--to %q has no port (put an IPv6 address in brackets before it): %s", text, forms)
+	if _, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+		return fmt.Errorf("--to %q has no port (put an IPv6 address in brackets before it): %s", d.text, forms)
 	}
-	_, port := cutPort(rest)
-	return nil, fmt.Errorf("--to %q: %s is not a port, which is a number from 1 to 65535: %s", text, cmp.Or(port, "nothing"), forms)
+	_, port := cutPort(text)
+	return fmt.Errorf("--to %q: %s is not a port, which is a number from 1 to 65535: %s", d.text, cmp.Or(port, "nothing"), forms)
+}
+
+// nodeAddresses are the addresses of a node that --to names.
+func (w *world) nodeAddresses(node string) ([]netip.Addr, error) {
+	n := w.rulesOf(node)
+	if n == nil {
+		return nil, fmt.Errorf("--to: %w", w.unknownNode(node))
+	}
+	own := addresses(n.Spec.Node.Addresses)
+	if len(own) == 0 {
+		return nil, fmt.Errorf("the node %s has no address in its NodeProxyRules (spec.node.addresses): use an address instead of its name", node)
+	}
+	return own, nil
 }
 
 // cutProtocol splits off /tcp, /udp or /sctp.
@@ -124,45 +137,34 @@ func parsePort(text string) (uint16, error) {
 	return uint16(n), err
 }
 
-// serviceName parses [NAMESPACE/]SERVICE.
-func (w *world) serviceName(text string) dataplane.ServiceName {
+// qualified parses [NAMESPACE/]NAME.
+func (w *world) qualified(text string) (name dataplane.ServiceName, full bool) {
 	if namespace, name, full := strings.Cut(text, "/"); full {
-		return dataplane.ServiceName{Namespace: namespace, Name: name}
+		return dataplane.ServiceName{Namespace: namespace, Name: name}, true
 	}
-	return dataplane.ServiceName{Namespace: w.namespace, Name: text}
+	return dataplane.ServiceName{Namespace: w.namespace, Name: text}, false
 }
 
 // service returns the object of [NAMESPACE/]SERVICE, or nil.
 func (w *world) service(text string) *v1alpha1.ServiceProxyRules {
-	want := w.serviceName(text)
-	for i := range w.ServiceRules {
-		if name, ok := combine.ServiceOf(w.ServiceRules[i].Name); ok && name == want {
-			return &w.ServiceRules[i]
-		}
-	}
-	return nil
+	name, _ := w.qualified(text)
+	return w.RulesOf(name)
 }
 
 // toService is a port of a Service by its cluster IPs.
 func (w *world) toService(text, service, port string, protocol v1alpha1.Protocol) (*destination, error) {
-	name := w.serviceName(service)
+	name, full := w.qualified(service)
 	if name.Namespace == "" || name.Name == "" || strings.ContainsAny(name.Name, "/:") {
 		return nil, fmt.Errorf("--to %q: %s", text, forms)
 	}
 	object := w.service(service)
 	if object == nil {
-		var known []string
-		for i := range w.ServiceRules {
-			if other, ok := combine.ServiceOf(w.ServiceRules[i].Name); ok {
-				known = append(known, other.String())
-			}
-		}
 		if what := w.misnamed(name); what != "" {
 			return nil, fmt.Errorf("--to: %s", what)
 		}
 		what := fmt.Sprintf("no Service %s is proxied", name)
 		of, _ := cutKind(text)
-		switch node, pod := of == anyKind && !strings.Contains(service, "/"), of == anyKind && w.podsRead(); {
+		switch node, pod := of == anyKind && !full, of == anyKind && len(w.Pods) > 0; {
 		case node && pod:
 			what += fmt.Sprintf(", and there is neither a node %s nor such a pod", service)
 		case node:
@@ -170,11 +172,11 @@ func (w *world) toService(text, service, port string, protocol v1alpha1.Protocol
 		case pod:
 			what += ", and there is no such pod"
 		}
-		return nil, &UnrenderedError{Service: cluster.Name(name), what: what + cluster.Suggest(name.String(), known)}
+		return nil, &UnrenderedError{Service: name, what: what + w.SuggestService(name)}
 	}
 	d := &destination{text: text, addresses: addresses(object.Spec.ClusterIPs), protocol: protocol, object: object}
 	if len(d.addresses) == 0 {
-		return nil, fmt.Errorf("the ServiceProxyRules %s have no cluster IP: no controller writes them like that", object.Name)
+		return nil, fmt.Errorf("the ServiceProxyRules %s have no usable cluster IP, so no controller has written them", object.Name)
 	}
 	return d, d.choosePort(object, port)
 }
@@ -182,7 +184,7 @@ func (w *world) toService(text, service, port string, protocol v1alpha1.Protocol
 // UnrenderedError means that --to is, or may be, a Service without ServiceProxyRules. The
 // Service itself, which is not among the objects, may show why.
 type UnrenderedError struct {
-	Service cluster.Name
+	Service dataplane.ServiceName
 	// Node is the one that the packet enters; nil: unknown.
 	Node *v1alpha1.NodeProxyRules
 	what string
@@ -222,12 +224,48 @@ func (d *destination) choosePort(object *v1alpha1.ServiceProxyRules, text string
 }
 
 func portsOf(ports []v1alpha1.ServicePort) string {
-	texts := make([]string, len(ports))
-	for i, p := range ports {
-		texts[i] = fmt.Sprintf("%d/%s", p.Port, strings.ToLower(string(p.Protocol)))
+	var texts []string
+	for _, p := range ports {
+		text := fmt.Sprintf("%d/%s", p.Port, strings.ToLower(string(p.Protocol)))
 		if p.Name != "" {
-			texts[i] += " (" + p.Name + ")"
+			text += " (" + p.Name + ")"
 		}
+		texts = append(texts, text)
 	}
 	return strings.Join(texts, ", ")
+}
+
+// kind is the prefix of a name: pod in pod/shop/web-1.
+type kind string
+
+const (
+	anyKind     kind = ""
+	podKind     kind = "pod"
+	nodeKind    kind = "node"
+	serviceKind kind = "svc"
+)
+
+// cutKind splits off pod/, node/ or svc/. These may also be namespaces: pod/a is the pod a,
+// and pod/a/b the pod b in namespace a.
+func cutKind(text string) (kind, string) {
+	before, rest, found := strings.Cut(text, "/")
+	if !found {
+		return anyKind, text
+	}
+	switch before {
+	case "pod", "pods":
+		return podKind, rest
+	case "node", "nodes":
+		return nodeKind, rest
+	case "svc", "service", "services":
+		return serviceKind, rest
+	}
+	return anyKind, text
+}
+
+func cutPort(text string) (name, port string) {
+	if i := strings.LastIndex(text, ":"); i >= 0 {
+		return text[:i], text[i+1:]
+	}
+	return text, ""
 }

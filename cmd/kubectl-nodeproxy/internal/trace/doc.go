@@ -2,6 +2,6 @@
 // and Services that the user names. It is pure: objects in, a report out.
 //
 //   - trace.go, table.go: the report and how it is printed
-//   - source.go, destination.go, prefix.go: what the user names
-//   - notes.go, unused.go: why the node may differ
+//   - source.go, destination.go: what the user names
+//   - notes.go: why the node may differ
 package trace

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // source is the sender of the packet.
@@ -29,7 +30,7 @@ type source struct {
 func (w *world) source(text string) (*source, error) {
 	if a, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
 		if why := neverSource(a.Unmap()); why != "" {
-			return nil, fmt.Errorf("--from %q is %s, which is no source of packets: use the address of the sender, a node or a pod", text, why)
+			return nil, fmt.Errorf("--from %q is %s, which cannot send packets: use the address of the sender, a node or a pod", text, why)
 		}
 		return &source{text: text, addresses: []netip.Addr{a.Unmap()}}, nil
 	}
@@ -42,11 +43,11 @@ func (w *world) source(text string) (*source, error) {
 	case of == nodeKind:
 		return nil, fmt.Errorf("--from: %w", w.unknownNode(name))
 	}
-	pod, err := w.pod("--from", name)
+	pod, own, err := w.pod("--from", name, "sends no packets")
 	if err != nil {
 		return nil, err
 	}
-	return podSource(text, pod)
+	return &source{text: text, addresses: own, node: pod.Spec.NodeName, process: pod.Spec.HostNetwork, pod: !pod.Spec.HostNetwork}, nil
 }
 
 // neverSource explains why an address cannot be the source of a connection; empty: it can.
@@ -63,79 +64,54 @@ func neverSource(a netip.Addr) string {
 	}
 }
 
-// podName parses [NAMESPACE/]POD.
-func (w *world) podName(text string) (namespace, name string, full bool) {
-	namespace, name, full = strings.Cut(text, "/")
-	if !full {
-		namespace, name = w.namespace, text
-	}
-	return namespace, name, full
-}
-
 // findPod returns the pod of [NAMESPACE/]POD, or nil.
 func (w *world) findPod(text string) *corev1.Pod {
-	namespace, name, _ := w.podName(text)
-	i := slices.IndexFunc(w.Pods, func(p corev1.Pod) bool { return p.Namespace == namespace && p.Name == name })
+	name, _ := w.qualified(text)
+	i := slices.IndexFunc(w.Pods, func(p corev1.Pod) bool { return p.Namespace == name.Namespace && p.Name == name.Name })
 	if i < 0 {
 		return nil
 	}
 	return &w.Pods[i]
 }
 
-// pod returns the pod of [NAMESPACE/]POD, the value of a flag.
-func (w *world) pod(flag, text string) (*corev1.Pod, error) {
-	namespace, name, full := w.podName(text)
-	if namespace == "" || name == "" || strings.ContainsAny(name, "/:") {
-		return nil, fmt.Errorf("%s %q: use an address, a node, or a pod as NAMESPACE/POD", flag, text)
+// pod returns the pod of [NAMESPACE/]POD, the value of a flag, and its addresses. finished is
+// what a finished pod does.
+func (w *world) pod(flag, text, finished string) (*corev1.Pod, []netip.Addr, error) {
+	name, full := w.qualified(text)
+	if name.Namespace == "" || name.Name == "" || strings.ContainsAny(name.Name, "/:") {
+		return nil, nil, fmt.Errorf("%s %q: use an address, a node, or a pod as NAMESPACE/POD", flag, text)
 	}
-	for _, u := range w.Unread {
-		if u.Kind == cluster.Pods {
-			return nil, fmt.Errorf("the pod %s/%s cannot be read (use its address instead): %s", namespace, name, u.Why)
+	if why := w.Unreadable(cluster.Pods); why != "" {
+		return nil, nil, fmt.Errorf("the pod %s cannot be read (use its address instead): %s", name, why)
+	}
+	pod := w.findPod(text)
+	if pod == nil {
+		var known []string
+		for _, p := range w.Pods {
+			known = append(known, p.Namespace+"/"+p.Name)
 		}
+		what := fmt.Sprintf("there is no pod %s", name)
+		if !full {
+			what = fmt.Sprintf("there is neither a node %s nor a pod %s", name.Name, name)
+		}
+		return nil, nil, fmt.Errorf("%s: %s%s", flag, what, cluster.Suggest(name.String(), known))
 	}
-	if pod := w.findPod(text); pod != nil {
-		return pod, nil
+	if cluster.Finished(pod) {
+		return nil, nil, fmt.Errorf("the pod %s has finished (%s): it %s", name, pod.Status.Phase, finished)
 	}
-	var known []string
-	for i := range w.Pods {
-		known = append(known, w.Pods[i].Namespace+"/"+w.Pods[i].Name)
-	}
-	what := "there is no pod " + namespace + "/" + name
-	if !full {
-		what = fmt.Sprintf("there is neither a node %s nor a pod %s/%s", name, namespace, name)
-	}
-	return nil, fmt.Errorf("%s: %s%s", flag, what, cluster.Suggest(namespace+"/"+name, known))
-}
-
-func podSource(text string, pod *corev1.Pod) (*source, error) {
-	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-		return nil, fmt.Errorf("the pod %s/%s has finished (%s): it sends no packets", pod.Namespace, pod.Name, pod.Status.Phase)
-	}
-	own, err := podAddresses(pod)
-	if err != nil {
-		return nil, err
-	}
-	return &source{
-		text: text, addresses: own,
-		node: pod.Spec.NodeName, process: pod.Spec.HostNetwork, pod: !pod.Spec.HostNetwork,
-	}, nil
-}
-
-// podAddresses are the addresses of a pod.
-func podAddresses(pod *corev1.Pod) ([]netip.Addr, error) {
 	var own []netip.Addr
 	for _, ip := range pod.Status.PodIPs {
 		own = append(own, addresses([]string{ip.IP})...)
 	}
 	if len(own) > 0 {
-		return own, nil
+		return pod, own, nil
 	}
 	lacks := "has no address yet"
 	if pod.Spec.NodeName == "" {
 		lacks = "is not scheduled to a node yet"
 	}
-	return nil, fmt.Errorf("the pod %s/%s %s (it is %s): kubectl describe pod -n %s %s shows why",
-		pod.Namespace, pod.Name, lacks, cmp.Or(pod.Status.Phase, corev1.PodPending), pod.Namespace, pod.Name)
+	return nil, nil, fmt.Errorf("the pod %s %s (it is %s): kubectl describe pod -n %s %s shows why",
+		name, lacks, cmp.Or(pod.Status.Phase, corev1.PodPending), pod.Namespace, pod.Name)
 }
 
 // packet is what the source sends to the first address of one of its families, as it arrives
@@ -153,7 +129,7 @@ func (s *source) packet(to *destination, node string) (tracer.Packet, error) {
 		}
 	}
 	return tracer.Packet{}, fmt.Errorf("%s and %s are of different IP families: %s, and %s",
-		s.text, to.text, list(s.addresses), list(to.addresses))
+		s.text, to.text, cmp.Or(output.Join(s.addresses), "no address"), output.Join(to.addresses))
 }
 
 // of returns the source's address of the family of another one.
@@ -164,15 +140,4 @@ func (s *source) of(a netip.Addr) netip.Addr {
 		}
 	}
 	return netip.Addr{}
-}
-
-func list(addresses []netip.Addr) string {
-	if len(addresses) == 0 {
-		return "no address"
-	}
-	texts := make([]string, len(addresses))
-	for i, a := range addresses {
-		texts[i] = a.String()
-	}
-	return strings.Join(texts, ", ")
 }

@@ -43,7 +43,6 @@ func (r *Report) Table(w io.Writer) error {
 	return l.Write(w)
 }
 
-// sender describes the source.
 func (r *Report) sender() string {
 	what := map[tracer.Origin]string{
 		tracer.Process: "a process on " + r.Node,
@@ -56,7 +55,6 @@ func (r *Report) sender() string {
 	return fmt.Sprintf("%s (%s)", r.From, what)
 }
 
-// target describes the destination.
 func (r *Report) target() string {
 	to := fmt.Sprintf("%s/%s", r.Destination, strings.ToLower(string(r.Protocol)))
 	if r.Service == nil {

@@ -27,8 +27,6 @@ type Question struct {
 	From, To string
 	// Namespace is that of pods and Services without one.
 	Namespace string
-	// Plugin is the plugin's release.
-	Plugin string
 }
 
 // Report is the predicted path of a packet.
@@ -58,7 +56,7 @@ type Target struct {
 	Name      string `json:"name"`
 	Port      string `json:"port,omitempty"`
 	// AddressType is ClusterIP, ExternalIP, LoadBalancerIP or NodePort.
-	AddressType string `json:"addressType"`
+	AddressType dataplane.Kind `json:"addressType"`
 
 	text string
 }
@@ -82,23 +80,15 @@ type Outcome struct {
 	Steps []tracer.Step `json:"steps"`
 }
 
-// addressType returns the type of address that a destination is.
-func addressType(k tracer.Kind) string {
-	switch k {
-	case tracer.ExternalIP:
-		return "ExternalIP"
-	case tracer.LoadBalancerIP:
-		return "LoadBalancerIP"
-	case tracer.NodePort:
-		return "NodePort"
-	default:
-		return "ClusterIP"
-	}
+// addressTypes are what destinations are called in the report.
+var addressTypes = map[tracer.Kind]dataplane.Kind{
+	tracer.ClusterIP: dataplane.ClusterIP, tracer.ExternalIP: dataplane.ExternalIP,
+	tracer.LoadBalancerIP: dataplane.LoadBalancerIP, tracer.NodePort: dataplane.NodePort,
 }
 
 // Of predicts the path of a packet.
 func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
-	w := &world{Objects: o, namespace: q.Namespace, plugin: q.Plugin}
+	w := &world{Objects: o, namespace: q.Namespace}
 	if len(o.NodeRules) == 0 { // names of nodes could not be resolved
 		if q.Node == "" {
 			return nil, cluster.ErrNoNodes
@@ -107,7 +97,11 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	}
 	to, err := w.destination(q.To)
 	if unrendered, is := errors.AsType[*UnrenderedError](err); is {
-		unrendered.Node = w.rulesOf(w.enters(q))
+		node := q.Node
+		if from, err := w.source(q.From); err == nil {
+			node = cmp.Or(node, from.node)
+		}
+		unrendered.Node = w.rulesOf(node)
 	}
 	if err != nil {
 		return nil, err
@@ -124,7 +118,7 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := o.Newer("NodeProxyRules "+node.Name, node.Spec.FormatVersion, q.Plugin); err != nil {
+	if err := o.NewerNode(node); err != nil {
 		return nil, err
 	}
 	family := dataplane.IPv4
@@ -138,7 +132,7 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	if err := w.used(to, set); err != nil {
 		return nil, err
 	}
-	notes, err := notesOf(node, set, o)
+	notes, err := notes(node, set, o)
 	if err != nil {
 		return nil, err
 	}
@@ -151,10 +145,8 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	}
 	r := w.report(node.Name, q, result)
 	r.Notes = slices.Concat(notes, result.Notes, fromService(set, packet.Source), w.elsewhere(r, from), w.unused(set, node, result), rejected(node, result.Service))
-	for _, u := range o.Unread {
-		if u.Kind == cluster.EndpointSlices {
-			r.Notes = append(r.Notes, "the pods of endpoints are unknown: "+u.Why)
-		}
+	if why := o.Unreadable(cluster.EndpointSlices); why != "" {
+		r.Notes = append(r.Notes, "the pods of endpoints are unknown: "+why)
 	}
 	return r, nil
 }
@@ -168,7 +160,7 @@ func (w *world) report(node string, q Question, result *tracer.Result) *Report {
 	}
 	if s := result.Service; s != nil {
 		r.Service = &Target{
-			Namespace: s.Namespace, Name: s.Name, Port: s.Port, AddressType: addressType(s.Kind), text: fmt.Sprintf("%s of %s", s.Kind, s),
+			Namespace: s.Namespace, Name: s.Name, Port: s.Port, AddressType: addressTypes[s.Kind], text: fmt.Sprintf("%s of %s", s.Kind, s),
 		}
 	}
 	for i := range result.Outcomes {
@@ -185,24 +177,11 @@ func (w *world) report(node string, q Question, result *tracer.Result) *Report {
 type world struct {
 	*cluster.Objects
 	namespace string
-	plugin    string // its release
-}
-
-// enters is the name of the node that the packet enters; empty: unknown.
-func (w *world) enters(q Question) string {
-	from, err := w.source(q.From)
-	if err != nil {
-		return q.Node
-	}
-	return cmp.Or(q.Node, from.node)
 }
 
 // node returns the rules of the node that the packet enters.
 func (w *world) node(name string, from *source) (*v1alpha1.NodeProxyRules, error) {
-	if name == "" {
-		name = from.node
-	}
-	if name == "" {
+	if name = cmp.Or(name, from.node); name == "" {
 		return nil, fmt.Errorf("--node is missing: specify the node at which the packet from %s arrives", from.text)
 	}
 	if n := w.rulesOf(name); n != nil {
@@ -212,9 +191,9 @@ func (w *world) node(name string, from *source) (*v1alpha1.NodeProxyRules, error
 }
 
 func (w *world) unknownNode(name string) error {
-	known := make([]string, len(w.NodeRules))
-	for i := range w.NodeRules {
-		known[i] = w.NodeRules[i].Name
+	var known []string
+	for _, n := range w.NodeRules {
+		known = append(known, n.Name)
 	}
 	return cluster.NoSuchNode(name, known)
 }
@@ -272,13 +251,11 @@ func (w *world) podOf(service *tracer.Target, endpoint *netip.AddrPort) string {
 		return ""
 	}
 	address := endpoint.Addr().String()
-	for i := range w.EndpointSlices {
-		slice := &w.EndpointSlices[i]
+	for _, slice := range w.EndpointSlices {
 		if slice.Namespace != service.Namespace || slice.Labels[discoveryv1.LabelServiceName] != service.Name {
 			continue
 		}
-		for j := range slice.Endpoints {
-			e := &slice.Endpoints[j]
+		for _, e := range slice.Endpoints {
 			if e.TargetRef != nil && e.TargetRef.Kind == "Pod" && slices.Contains(e.Addresses, address) {
 				return e.TargetRef.Namespace + "/" + e.TargetRef.Name
 			}

@@ -16,10 +16,10 @@ import (
 
 var now = time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
 
-// objects are a cluster of two nodes, with the Services shop/web of both families,
+// objects are those of a cluster of two nodes, with the Services shop/web of both families,
 // on ports 80 and 53, and shop/empty without endpoints.
 func objects() *cluster.Objects {
-	o := &cluster.Objects{Time: now}
+	o := &cluster.Objects{Time: now, Docs: "v0.1.0"}
 	for _, n := range []struct {
 		name      string
 		addresses []string
@@ -83,7 +83,7 @@ func objects() *cluster.Objects {
 // ask returns what the table of a question shows, or the error.
 func ask(t *testing.T, o *cluster.Objects, node, from, to string) string {
 	t.Helper()
-	r, err := Of(t.Context(), o, Question{Node: node, From: from, To: to, Namespace: "shop", Plugin: "v0.1.0"})
+	r, err := Of(t.Context(), o, Question{Node: node, From: from, To: to, Namespace: "shop"})
 	if err != nil {
 		return "error: " + err.Error()
 	}
@@ -94,7 +94,7 @@ func ask(t *testing.T, o *cluster.Objects, node, from, to string) string {
 	return out.String()
 }
 
-// TestNames: who and what may be named, and by what.
+// TestNames: the names that --from and --to accept.
 func TestNames(t *testing.T) {
 	for _, c := range []struct{ node, from, to, first, also string }{
 		{"", "cart", "web:http", "cart (fd00:1::9, a pod on node-1) → [fd00:96::10]:80/tcp (cluster IP of shop/web:http), mode IPTables", "[fd00:1::5]:8080"},
@@ -124,7 +124,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestBadInput: one sentence each, which says what to do.
+// TestBadInput: each error is one line with a remedy.
 func TestBadInput(t *testing.T) {
 	for _, c := range []struct{ node, from, to, want string }{
 		{"", "10.244.1.9", "web:80", "--node is missing: specify the node at which the packet from 10.244.1.9 arrives"},
@@ -134,7 +134,7 @@ func TestBadInput(t *testing.T) {
 		{"", "a/b/c", "web:80", `--from "a/b/c": use an address, a node, or a pod as NAMESPACE/POD`},
 		{"", "done", "web:80", "the pod shop/done has finished (Succeeded): it sends no packets"},
 		{"", "new", "web:80", "the pod shop/new is not scheduled to a node yet (it is Pending): kubectl describe pod -n shop new"},
-		{"node-1", "0.0.0.0", "web:80", `--from "0.0.0.0" is the unspecified address, which is no source of packets: use the address of the sender`},
+		{"node-1", "0.0.0.0", "web:80", `--from "0.0.0.0" is the unspecified address, which cannot send packets: use the address of the sender`},
 		{"node-1", "[::]", "web:80", `--from "[::]" is the unspecified address`},
 		{"node-1", "224.0.0.1", "web:80", `--from "224.0.0.1" is a multicast address`},
 		{"node-1", "ff02::1", "web:80", `--from "ff02::1" is a multicast address`},
@@ -173,7 +173,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestNoNodes: where no node has rules, that is what is wrong, whatever is named.
+// TestNoNodes: without rules of nodes, the error is the same for all names.
 func TestNoNodes(t *testing.T) {
 	o := objects()
 	o.NodeRules = nil
@@ -188,7 +188,7 @@ func TestNoNodes(t *testing.T) {
 	}
 }
 
-// TestOddObjects: what is half there, not understood or not readable is said.
+// TestOddObjects: incomplete, unknown and unreadable objects are reported.
 func TestOddObjects(t *testing.T) {
 	for name, c := range map[string]struct {
 		edit func(*cluster.Objects)
@@ -198,7 +198,7 @@ func TestOddObjects(t *testing.T) {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec.FormatVersion = 99 },
 			"error: NodeProxyRules node-1: format 99 needs a newer release than this plugin, v0.1.0, which supports formats up to 1",
 		},
-		"rules that are half there": {
+		"incomplete rules": {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec = v1alpha1.NodeProxyRulesSpec{} },
 			"error: the desired rules of the node cannot be computed: NodeProxyRules node-1: spec.formatVersion 0 is no format: the first is 1",
 		},
@@ -210,13 +210,13 @@ func TestOddObjects(t *testing.T) {
 		},
 		"a Service without cluster IP": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.ClusterIPs = []string{"nonsense"} },
-			"error: the ServiceProxyRules shop.web have no cluster IP",
+			"error: the ServiceProxyRules shop.web have no usable cluster IP",
 		},
 		"a Service of an unknown format": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.FormatVersion = 99 },
 			"error: --to web:http cannot be traced: ServiceProxyRules shop.web: format 99 needs a newer release than this plugin, v0.1.0, which supports formats up to 1: install the plugin of the controller's release",
 		},
-		"a Service with a cluster IP that cannot be one": {
+		"a Service with an invalid cluster IP": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.ClusterIPs = []string{"224.0.0.1"} },
 			"error: --to web:http cannot be traced: ServiceProxyRules shop.web have no effect: it has no usable IPv4 cluster IP: spec.clusterIPs[0]: \"224.0.0.1\" is not",
 		},
@@ -231,7 +231,7 @@ func TestOddObjects(t *testing.T) {
 			func(o *cluster.Objects) { o.NodeRules[0].Status = v1alpha1.NodeProxyRulesStatus{} },
 			"! no agent has reported on this node yet",
 		},
-		"a node that has not done it": {
+		"a node that is not programmed": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Status.Conditions[0] = metav1.Condition{
 					Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionFalse, Reason: "Failed", Message: "no room", LastTransitionTime: metav1.NewTime(now.Add(-time.Hour)),
@@ -243,7 +243,7 @@ func TestOddObjects(t *testing.T) {
 			func(o *cluster.Objects) { o.NodeRules[0].Generation = 7 },
 			"! the node's rules changed more than a minute ago (generation 7), but its agent still reports older ones (generation 0)",
 		},
-		"a Node that is gone": {
+		"a Node that no longer exists": {
 			func(o *cluster.Objects) {
 				o.NodeRules[0].Annotations = map[string]string{v1alpha1.AnnotationNodeAbsentSince: "yesterday"}
 			},
@@ -283,13 +283,13 @@ func TestOddObjects(t *testing.T) {
 			func(o *cluster.Objects) { o.NodeRules[0].Status.Retained = 2 },
 			"! the node retains the rules of 2 Services",
 		},
-		"slices that may not be read": {
+		"unreadable EndpointSlices": {
 			func(o *cluster.Objects) {
 				o.Unread = []cluster.Unread{{Kind: cluster.EndpointSlices, Why: "you may not"}}
 			},
 			"! the pods of endpoints are unknown: you may not",
 		},
-		"pods that may not be read": {
+		"unreadable pods": {
 			func(o *cluster.Objects) { o.Unread = []cluster.Unread{{Kind: cluster.Pods, Why: "you may not"}} },
 			"error: the pod shop/cart cannot be read (use its address instead): you may not",
 		},
@@ -304,8 +304,7 @@ func TestOddObjects(t *testing.T) {
 	}
 }
 
-// TestLeftOut: a packet that may be for a Service of which nothing is used does not just
-// pass.
+// TestLeftOut: a note mentions objects without effect that a packet may be for.
 func TestLeftOut(t *testing.T) {
 	odd := map[string]func(*v1alpha1.ServiceProxyRules){
 		"unknown format":        func(r *v1alpha1.ServiceProxyRules) { r.Spec.FormatVersion = 99 },
@@ -323,11 +322,11 @@ func TestLeftOut(t *testing.T) {
 			web.Spec.ExternalIPs, web.Spec.LoadBalancerIPs = []string{"198.51.100.1"}, []string{"203.0.113.1"}
 			edit(web)
 			got := ask(t, o, "node-1", "203.0.113.9", to)
-			if said := strings.Contains(got, "which have no effect: ") || strings.Contains(got, "may be its cluster IP: "); said != also || strings.HasPrefix(got, "error") {
-				t.Errorf("%s, to %s: a note: %v\n%s", name, to, said, got)
+			if noted := strings.Contains(got, "which have no effect: ") || strings.Contains(got, "may be its cluster IP: "); noted != also || strings.HasPrefix(got, "error") {
+				t.Errorf("%s, to %s: note is %v\n%s", name, to, noted, got)
 			}
-			if said := strings.Contains(got, "! ServiceProxyRules shop.web: format 99 needs a newer release than this plugin, v0.1.0"); said != (also && name == "unknown format") {
-				t.Errorf("%s, to %s: what to do: %v\n%s", name, to, said, got)
+			if noted := strings.Contains(got, "! ServiceProxyRules shop.web: format 99 needs a newer release than this plugin, v0.1.0"); noted != (also && name == "unknown format") {
+				t.Errorf("%s, to %s: remedy is %v\n%s", name, to, noted, got)
 			}
 		}
 	}
@@ -335,8 +334,8 @@ func TestLeftOut(t *testing.T) {
 	o.NodeRules[0].Status.Retained = 2
 	for to, want := range map[string]bool{"10.96.0.99:80": true, "10.96.0.10:80": false} {
 		got := ask(t, o, "node-1", "10.244.1.9", to)
-		if said := strings.Contains(got, "may be an address of the 2 Services that the node retains without an object"); said != want {
-			t.Errorf("to %s: retained: %v\n%s", to, said, got)
+		if noted := strings.Contains(got, "may be an address of the 2 Services that the node retains without an object"); noted != want {
+			t.Errorf("to %s: note is %v\n%s", to, noted, got)
 		}
 	}
 }
@@ -350,7 +349,7 @@ func TestBehind(t *testing.T) {
 	got := ask(t, o, "node-1", "10.244.1.9", "10.96.0.10:80")
 	for _, want := range []string{
 		"! a change that was rendered more than ten minutes ago is not applied on the node",
-		"! NodeProxy's inventory has 9 ServiceProxyRules, but 2 exist, or others: nodes retain the missing ones",
+		"! the 2 existing ServiceProxyRules are not the 9 of NodeProxy's inventory: nodes retain the missing ones",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not in\n%s", want, got)

@@ -21,11 +21,7 @@ The fields are those of [ProxySettings](#proxysettings).
 {{- end }}{{ end }}
 {{ end }}
 {{- if $type.EnumValues }}
-| value | meaning |
-| --- | --- |
-{{- range $type.EnumValues }}
-| `{{ .Name }}` | {{ template "sentence" dict "doc" .Doc "name" "^[A-Z][A-Za-z]+( is| are|:|) " }} |
-{{- end }}
+Values: {{ range $i, $value := $type.EnumValues }}{{ if $i }}, {{ end }}`{{ $value.Name }}`{{ end }}.
 {{ end }}
 {{- end -}}
 {{- end -}}

@@ -1,13 +1,12 @@
-// Command binaries downloads or builds etcd, kube-apiserver,
-// kube-controller-manager and kubectl where they are missing and prints the directory
-// that holds them, in the form that KUBEBUILDER_ASSETS takes. Progress goes to
-// standard error.
+// Command binaries downloads or builds missing programs among etcd, kube-apiserver,
+// kube-controller-manager and kubectl, and prints their directory, as KUBEBUILDER_ASSETS
+// expects it. Progress goes to standard error.
 //
-// It downloads only files that a SHA256SUMS in hack/kubernetes, or in hack/etcd, which has
-// none yet, pins, and builds the others from Go modules. NODEPROXY_RELEASES is the URL of a
-// mirror with the same paths; the value "none" turns downloads off. With
-// NODEPROXY_KUBERNETES=oldest it provides the oldest Kubernetes that nodeproxy runs on. After a change
-// of versions in go.mod, -pin writes the publishers' checksums to these files.
+// It only downloads files that a SHA256SUMS in hack/kubernetes or hack/etcd (which has
+// none yet) pins, and builds the others from Go modules. NODEPROXY_RELEASES is the URL of
+// a mirror with the same paths; the value "none" disables downloads. With
+// NODEPROXY_KUBERNETES=oldest it provides the oldest supported Kubernetes. After a version
+// change in go.mod, -pin writes the publishers' checksums to these files.
 package main
 
 import (

@@ -1,12 +1,10 @@
-// Command echo is the server that runs in each pod of a local cluster. On every
-// port it is given, over TCP, UDP and SCTP, it answers each line or datagram with
-// one line: its own name and the address of the client as it sees it. A TCP or SCTP
-// connection stays open until the client closes it. Over HTTP it answers each
-// request with the same line.
+// Command echo is the server in each pod of a local cluster. On each given port, over TCP,
+// UDP and SCTP, it answers every line or datagram with one line: its own name and the
+// address of the client as it sees it. A TCP or SCTP connection stays open until the
+// client closes it. Over HTTP it answers each request with the same line.
 //
-// With -drain it ends as a well-behaved server does: on SIGTERM its /readyz
-// fails, it goes on serving for that long, answers what it has been asked, and
-// ends.
+// With -drain it ends like a well-behaved server: on SIGTERM its /readyz fails, it
+// continues to serve for that long, finishes requests, and exits.
 package main
 
 import (

@@ -1,8 +1,7 @@
-// Command nodeinit is the first process of a machine of test/cluster, started in
-// process, mount and host name namespaces of its own. It gives the machine its
-// name and its own directories in the place of the host's, says "ready" and then
-// waits: for orphaned processes, and for its end, with which
-// the kernel ends all processes of the machine and removes its mounts.
+// Command nodeinit is the first process of a machine of test/cluster, started in its own
+// process, mount and host name namespaces. It sets the machine's name, mounts the
+// machine's own directories over the host's, prints "ready", and reaps orphaned processes
+// until it ends. Then the kernel ends all processes of the machine and removes its mounts.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command pause holds the namespaces of a pod on a real node: it does nothing
-// until it is told to end.
+// Command pause keeps the namespaces of a pod on a real node alive until it is told to
+// exit.
 package main
 
 import (

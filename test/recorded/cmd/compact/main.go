@@ -1,12 +1,11 @@
-// Command compact stores recorded states as the golden tests of the plugin of kubectl use
-// them: one file each, with what differs from another state.
+// Command compact stores recorded states for the golden tests of the kubectl plugin: one
+// file each, with the differences from another state.
 //
 //	go run ./test/recorded/cmd/compact -from RECORDED -to cmd/kubectl-nodeproxy/testdata/states
 //
-// RECORDED has a directory for each state that was recorded anew. A state that is
-// stored already keeps its parent, its commands and what is forbidden; states that were not
-// recorded anew stay as they are, also where that of their parent was. Without -from it
-// writes all files again.
+// RECORDED has a directory for each newly recorded state. A state that is already stored
+// keeps its parent, commands and forbidden kinds; other states stay as they are, even if
+// their parent was newly recorded. Without -from it rewrites all files.
 package main
 
 import (

@@ -1,6 +1,5 @@
-// Command states records, of a local cluster with nodeproxy, the states that the golden
-// tests of the plugin of kubectl look at (as root; three minutes). Command compact stores
-// them among the tests' states:
+// Command states records the states for the golden tests of the kubectl plugin from a local
+// cluster with nodeproxy (as root; three minutes). Command compact adds them to the tests:
 //
 //	go run ./test/recorded/cmd/states -bin bin -out RECORDED
 //	go run ./test/recorded/cmd/compact -from RECORDED -to cmd/kubectl-nodeproxy/testdata/states

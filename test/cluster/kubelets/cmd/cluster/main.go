@@ -1,6 +1,6 @@
-// Command cluster starts a cluster of package kubelets with nodeproxy installed
-// from its images and its manifest, waits until all is well, and leaves it running.
-// `make cluster` makes what it needs and runs it.
+// Command cluster starts a cluster of package kubelets with nodeproxy installed from its
+// images and manifest, waits until it is healthy, and leaves it running. `make cluster`
+// builds what it needs and runs it.
 package main
 
 import (

@@ -1,0 +1,80 @@
+package iptables
+
+import (
+	"context"
+	"reflect"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+)
+
+// noteAddresses notes what changes of addresses are to be compared to.
+func (d *Dataplane) noteAddresses(c *config) { d.addresses.Note(c.nodePortIPs, c.inNodePortRanges) }
+
+// Follow implements dataplane.Observer: it calls changed when NodePorts have to
+// answer on other addresses. Most changes of addresses, such as those of pods,
+// have no such effect.
+func (d *Dataplane) Follow(ctx context.Context, changed func()) {
+	d.addresses.Follow(ctx, clock.RealClock{}, d.subscribe, d.interfaceIPs, changed)
+}
+
+// applyAddresses rewrites the rules that depend on the node's addresses if
+// those have changed. It reports false if more than that has changed.
+func (d *Dataplane) applyAddresses(ctx context.Context, r *dataplane.Ruleset) (bool, error) {
+	c, err := d.config(r)
+	if err != nil {
+		return false, err
+	}
+	c.terse = d.held.config.terse // as in any sync that is not full
+	d.noteAddresses(c)
+	same := *c
+	same.nodePortIPs = d.held.config.nodePortIPs
+	if !reflect.DeepEqual(&same, d.held.config) {
+		return false, nil
+	}
+	old, tail := d.held.config.nodePortTail(), c.nodePortTail()
+	if slices.Equal(old, tail) {
+		return true, nil
+	}
+	var t transaction
+	for _, spec := range old {
+		t.removeRule(chainID{nat, chainServices}, spec)
+	}
+	t.appendRules(chainID{nat, chainServices}, tail)
+	if err := d.write(ctx, &t); err != nil {
+		return false, err
+	}
+	d.held.config = c
+	d.tally.rules += len(tail) - len(old)
+	return true, nil
+}
+
+// Watch implements dataplane.Observer. It begins after the first successful Apply.
+func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
+	select {
+	case <-ctx.Done():
+	case <-d.engine.Begun():
+		watchRules(ctx, d.kernel, &d.entries, changed)
+	}
+}
+
+const subscribePause = time.Second
+
+// watchRules calls changed for changes by others, until ctx is done: by the events
+// of the nf_tables kernel, or by the sizes of the legacy one's tables.
+func watchRules(ctx context.Context, k kernel, expected *atomic.Pointer[entries], changed func(dataplane.Change)) {
+	for {
+		// After an error only verifications notice changes.
+		_ = k.watch(ctx, expected, changed)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(subscribePause):
+		}
+		changed(dataplane.Change{}) // from before the next attempt
+	}
+}

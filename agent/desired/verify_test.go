@@ -1,0 +1,48 @@
+package desired
+
+import (
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// TestLooksDoNotRetry: what is refused or warned of is tried again by
+// verifications, and not more often than a full pass is worth.
+func TestLooksDoNotRetry(t *testing.T) {
+	r := running(t)
+	clk := clocktesting.NewFakePassiveClock(agenttest.Epoch)
+	r.Store.clock = clk
+	full := func(warnings []string, took int64) {
+		b := r.prepare()
+		b.Rulesets = map[dataplane.Family]*dataplane.Ruleset{dataplane.IPv4: {}}
+		r.Commit(b, map[dataplane.Family]dataplane.Outcome[dataplane.Result]{
+			dataplane.IPv4: {Value: dataplane.Result{Kind: v1alpha1.SyncFull, Warnings: warnings}},
+		}, &v1alpha1.SyncReport{DurationMilliseconds: took})
+	}
+	same := map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {}}
+	full([]string{"a sysctl"}, 3000)
+	if r.Compared(r.actual.epoch, same, nil, true) {
+		t.Error("a look tries again")
+	}
+	if r.Compared(r.actual.epoch, same, nil, false) {
+		t.Error("tried again at once although a pass takes 3 s")
+	}
+	clk.SetTime(agenttest.Epoch.Add(149 * time.Second))
+	if r.Compared(r.actual.epoch, same, nil, false) {
+		t.Error("tried again after 149 s although a pass takes 3 s")
+	}
+	clk.SetTime(agenttest.Epoch.Add(150 * time.Second))
+	if !r.Compared(r.actual.epoch, same, nil, false) {
+		t.Error("not tried again")
+	}
+	full(nil, 3000)
+	clk.SetTime(agenttest.Epoch.Add(time.Hour))
+	if r.Compared(r.actual.epoch, same, nil, false) {
+		t.Error("tried again with nothing to try")
+	}
+}
