@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -105,32 +103,6 @@ func podTrafficOf(family dataplane.Family, n *dataplane.Node) (podTraffic, error
 // known reports whether traffic of pods can be recognized.
 func (p podTraffic) known() bool { return p.source.IsValid() || p.interfaceName != "" }
 
-// match are expressions that end a rule unless traffic is, or is not, that of pods.
-func (c *config) match(is bool) []nft.Expr {
-	compare := nft.NotEqual
-	if is {
-		compare = nft.Equal
-	}
-	if !c.pods.source.IsValid() {
-		name := []byte(c.pods.interfaceName)
-		if !c.pods.prefix { // the kernel pads a name with zeros
-			name = append(name, make([]byte, unix.IFNAMSIZ-len(name))...)
-		}
-		return []nft.Expr{nft.Meta(unix.NFT_META_IIFNAME, 0), compare(0, name)}
-	}
-	source := c.pods.source
-	address := source.Addr().AsSlice()
-	mask := make([]byte, len(address))
-	for i := range mask {
-		bits := min(max(source.Bits()-8*i, 0), 8)
-		mask[i] = ^byte(0xff >> bits)
-	}
-	return []nft.Expr{
-		nft.Network(c.header().source, uint32(len(address)), 0), //nolint:gosec // 4 or 16
-		nft.Bits(0, mask, make([]byte, len(mask))), compare(0, address),
-	}
-}
-
 // header is where addresses are in the network header.
 func (c *config) header() header {
 	if c.family == dataplane.IPv4 {
@@ -146,26 +118,6 @@ type header struct {
 
 // registers is how many registers an address takes.
 func (h header) registers() nft.Register { return nft.Register(h.length / 4) }
-
-func (c *config) table() nft.Table {
-	t := nft.Table{Family: unix.NFPROTO_IPV4, Name: TableName}
-	if c.family == dataplane.IPv6 {
-		t.Family = unix.NFPROTO_IPV6
-	}
-	return t
-}
-
-// protocolNumber is a protocol's number in packets.
-func protocolNumber(p v1alpha1.Protocol) byte {
-	switch p {
-	case v1alpha1.ProtocolUDP:
-		return unix.IPPROTO_UDP
-	case v1alpha1.ProtocolSCTP:
-		return unix.IPPROTO_SCTP
-	default:
-		return unix.IPPROTO_TCP
-	}
-}
 
 // appendPadded appends bytes, and zeros to the end of a register.
 func appendPadded(b []byte, value ...byte) []byte {

@@ -16,7 +16,7 @@ import (
 
 func addrs(text string) []netip.Addr {
 	var out []netip.Addr
-	for _, a := range strings.Fields(text) {
+	for a := range strings.FieldsSeq(text) {
 		out = append(out, netip.MustParseAddr(a))
 	}
 	return out
@@ -24,7 +24,7 @@ func addrs(text string) []netip.Addr {
 
 func eps(text string) []netip.AddrPort {
 	var out []netip.AddrPort
-	for _, e := range strings.Fields(text) {
+	for e := range strings.FieldsSeq(text) {
 		out = append(out, netip.MustParseAddrPort(e))
 	}
 	return out
@@ -259,7 +259,7 @@ func TestRealElements(t *testing.T) {
 		keys := maps.Clone(was)
 		maps.Copy(keys, is)
 		for k := range keys {
-			change.replaceDestination("default/web", was[k], is[k])
+			change.replaceDestination(after.name.String(), was[k], is[k])
 		}
 		change.appendTo(&b, c.table(), names)
 		if err := conn.Commit(&b, 0); err != nil {

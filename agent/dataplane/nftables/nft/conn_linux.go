@@ -233,8 +233,7 @@ func (c *Conn) Generation() (uint32, error) {
 func (c *Conn) HasTable(t Table) (found, owned bool, err error) {
 	request := nlattr.AppendText(nil, unix.NFTA_TABLE_NAME, t.Name)
 	err = c.ask(t.Family, unix.NFT_MSG_GETTABLE, 0, request, func(body []byte) {
-		_, flags := parseTable(body)
-		found, owned = true, flags&tableOwner != 0
+		found, owned = true, parseTable(body)&tableOwner != 0
 	})
 	if errors.Is(err, unix.ENOENT) {
 		err = nil

@@ -3,6 +3,7 @@ package nft
 import (
 	"bytes"
 	"encoding/binary"
+	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -44,16 +45,14 @@ func (l *ListedSet) Is(s *Set) bool {
 		l.DataType == dataType && l.DataLength == dataLength && l.Length == s.Size
 }
 
-func parseTable(body []byte) (name string, flags uint32) {
+// parseTable returns the flags of a table.
+func parseTable(body []byte) (flags uint32) {
 	for kind, value := range nlattr.All(body) {
-		switch kind {
-		case unix.NFTA_TABLE_NAME:
-			name = nlattr.Text(value)
-		case unix.NFTA_TABLE_FLAGS:
+		if kind == unix.NFTA_TABLE_FLAGS {
 			flags = number(value)
 		}
 	}
-	return name, flags
+	return flags
 }
 
 func parseChain(body []byte) (table string, c Chain) {
@@ -229,10 +228,7 @@ func Same(written, listed []Expr) bool {
 }
 
 func sameAttributes(written, listed []byte) bool {
-	their := map[uint16][]byte{}
-	for kind, value := range nlattr.All(listed) {
-		their[kind] = value
-	}
+	their := maps.Collect(nlattr.All(listed))
 	var values [][]byte
 	for kind, value := range nlattr.All(written) {
 		other, found := their[kind]

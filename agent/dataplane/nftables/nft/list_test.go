@@ -70,7 +70,7 @@ func FuzzMessages(f *testing.F) {
 			Same(rule.Exprs, rule.Exprs)
 			Same(rules()["learn"], rule.Exprs)
 			parseElements(m.body, func(*Element) {})
-			errorOf(m)
+			_, _ = errorOf(m)
 		}
 	})
 }
