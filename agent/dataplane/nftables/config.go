@@ -1,0 +1,133 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// facts are what the rules depend on that only the node itself knows.
+type facts struct {
+	// addresses are those of the node's interfaces, of any family.
+	addresses []netip.Addr
+	// liberal: nf_conntrack_tcp_be_liberal is on, so that no packet is invalid for being outside
+	// the window.
+	liberal bool
+}
+
+// config is what the rules depend on besides Services. Two that are deeply equal plan alike.
+type config struct {
+	family        dataplane.Family
+	pods          podTraffic
+	masqueradeAll bool
+	mark          uint32
+	nodeIP        netip.Addr // the primary address; invalid if unknown
+	// nodePortIPs are the addresses of the node on which NodePorts answer, sorted.
+	nodePortIPs []netip.Addr
+	dropInvalid bool
+}
+
+// podTraffic says how traffic of this node's pods is recognized. The zero value recognizes none.
+type podTraffic struct {
+	source netip.Prefix
+	// interfaceName is where it arrives; with prefix: what the name begins with.
+	interfaceName string
+	prefix        bool
+}
+
+// newConfig derives what the rules depend on from a node's settings and facts. The error names the
+// field that cannot be parsed.
+func newConfig(family dataplane.Family, n *dataplane.Node, f facts) (*config, error) {
+	s := n.Settings
+	c := &config{
+		family:        family,
+		masqueradeAll: *s.Masquerade.All == v1alpha1.Enabled,
+		mark:          1 << uint(*s.Masquerade.Bit), //nolint:gosec // validated
+		dropInvalid:   !f.liberal,
+	}
+	if len(n.Addresses) > 0 {
+		c.nodeIP = n.Addresses[0]
+	}
+	var err error
+	if c.pods, err = podTrafficOf(family, n); err != nil {
+		return nil, err
+	}
+	nodePorts, err := dataplane.NodePortsOf(family, n)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range f.addresses {
+		if nodePorts.InRange(a) && !a.IsLoopback() {
+			c.nodePortIPs = append(c.nodePortIPs, a)
+		}
+	}
+	slices.SortFunc(c.nodePortIPs, netip.Addr.Compare)
+	c.nodePortIPs = slices.Compact(c.nodePortIPs)
+	return c, nil
+}
+
+func podTrafficOf(family dataplane.Family, n *dataplane.Node) (podTraffic, error) {
+	d := n.Settings.DetectLocal
+	switch d.Mode {
+	case v1alpha1.DetectLocalClusterCIDR:
+		for i, cidr := range d.ClusterCIDRs {
+			p, err := netip.ParsePrefix(cidr)
+			if err != nil {
+				return podTraffic{}, fmt.Errorf("spec.settings.detectLocal.clusterCIDRs[%d]: %w", i, err)
+			}
+			if family.Of(p.Addr()) {
+				return podTraffic{source: p.Masked()}, nil
+			}
+		}
+	case v1alpha1.DetectLocalNodeCIDR:
+		if len(n.PodCIDRs) > 0 {
+			return podTraffic{source: n.PodCIDRs[0].Masked()}, nil
+		}
+	case v1alpha1.DetectLocalBridgeInterface:
+		if d.Interface != nil {
+			return podTraffic{interfaceName: *d.Interface}, nil
+		}
+	case v1alpha1.DetectLocalInterfaceNamePrefix:
+		if d.InterfaceNamePrefix != nil {
+			return podTraffic{interfaceName: *d.InterfaceNamePrefix, prefix: true}, nil
+		}
+	}
+	return podTraffic{}, nil
+}
+
+// known reports whether traffic of pods can be recognized.
+func (p podTraffic) known() bool { return p.source.IsValid() || p.interfaceName != "" }
+
+// header is where addresses are in the network header.
+func (c *config) header() header {
+	if c.family == dataplane.IPv4 {
+		return header{12, 16, 4, nft.IPv4Address}
+	}
+	return header{8, 24, 16, nft.IPv6Address}
+}
+
+type header struct {
+	source, destination, length uint32
+	address                     nft.Type
+}
+
+// registers is how many registers an address takes.
+func (h header) registers() nft.Register { return nft.Register(h.length / 4) }
+
+// appendPadded appends bytes, and zeros to the end of a register.
+func appendPadded(b []byte, value ...byte) []byte {
+	b = append(b, value...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+func appendPort(b []byte, port uint16) []byte {
+	return appendPadded(b, binary.BigEndian.AppendUint16(nil, port)...)
+}

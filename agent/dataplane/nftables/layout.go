@@ -1,0 +1,342 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// TableName is the name of our table, one for each IP family.
+const TableName = "nodeproxy"
+
+const tableComment = "Services of this node, programmed by nodeproxy. Do not change."
+
+// Sets and maps of the table.
+const (
+	// setServices maps a destination to what becomes of its packets. Packets that are not for
+	// Services pay for this lookup only.
+	setServices = "service-ips"
+	// setEndpoints and setLocal map a destination and an index to an endpoint.
+	setEndpoints = "endpoints"
+	setLocal     = "local-endpoints"
+	// setCircuit maps a destination of policy Local to where packets from pods and the node go.
+	setCircuit = "short-circuit"
+	// setRanges has destinations with the sources that are allowed.
+	setRanges = "source-ranges"
+	// setAffinity maps a client and a destination to the endpoint that the client keeps.
+	setAffinity = "affinity"
+	// setClusterIPs has all cluster IPs.
+	setClusterIPs = "cluster-ips"
+	// setHairpin has pairs of the same address: an endpoint that is its own client.
+	setHairpin = "hairpin"
+)
+
+// maxAffinity bounds the clients that keep an endpoint. One more gets any endpoint.
+const maxAffinity = 1 << 20
+
+// affineSet has the destinations whose clients keep their endpoint for so many seconds.
+func affineSet(seconds int32) string { return fmt.Sprintf("affine-%d", seconds) }
+
+// destinationKey are the types of a destination in keys.
+func (c *config) destinationKey(more ...nft.Type) []nft.Type {
+	return append([]nft.Type{c.header().address, nft.Protocol, nft.Port}, more...)
+}
+
+// sets are the sets and maps of the table, but for those of affineSet.
+func (c *config) sets() []*nft.Set {
+	address := c.header().address
+	endpoint := []nft.Type{address, nft.Port}
+	return []*nft.Set{
+		{Name: setServices, Key: c.destinationKey(), Verdicts: true},
+		{Name: setEndpoints, Key: c.destinationKey(nft.Number), Data: endpoint},
+		{Name: setLocal, Key: c.destinationKey(nft.Number), Data: endpoint},
+		{Name: setCircuit, Key: c.destinationKey(), Verdicts: true},
+		{Name: setRanges, Key: c.destinationKey(address), Interval: true},
+		{Name: setAffinity, Key: append([]nft.Type{address}, c.destinationKey()...), Data: endpoint, Dynamic: true, Size: maxAffinity},
+		{Name: setClusterIPs, Key: []nft.Type{address}},
+		{Name: setHairpin, Key: []nft.Type{address, address}},
+	}
+}
+
+func (c *config) affine(seconds int32) *nft.Set {
+	return &nft.Set{Name: affineSet(seconds), Key: c.destinationKey()}
+}
+
+// rule is a rule of a chain.
+type rule []nft.Expr
+
+// fixedChain is a chain that does not depend on Services, except for affinity.
+type fixedChain struct {
+	name  string
+	hook  *nft.Hook
+	rules []rule
+}
+
+// Priorities of base chains, as nft calls them: dstnat, srcnat and filter.
+const (
+	priorityDestinationNAT = -100
+	prioritySourceNAT      = 100
+	priorityFilter         = 0
+)
+
+// fixedChains are the chains with hooks, and those to which they lead. Timeouts are those of
+// session affinity, sorted.
+func (c *config) fixedChains(timeouts []int32) []fixedChain {
+	dispatch := []rule{append(c.loadDestination(0), nft.Follow(setServices, 0))}
+	learn := c.learn(timeouts)
+	unused := []rule{slices.Concat(c.loadAddress(c.header().destination, 0), []nft.Expr{nft.In(setClusterIPs, 0)}, c.isNew(), []nft.Expr{nft.Give(nft.Goto(reject.name()))})}
+	forward := unused
+	if c.dropInvalid {
+		forward = append([]rule{c.invalid()}, unused...)
+	}
+	return []fixedChain{
+		{reject.name(), nil, []rule{
+			{nft.Meta(unix.NFT_META_L4PROTO, 0), nft.Equal(0, []byte{unix.IPPROTO_TCP}), nft.RejectReset()},
+			{nft.RejectUnreachable()},
+		}},
+		{"nat-prerouting", &nft.Hook{Type: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: priorityDestinationNAT}, dispatch},
+		{"nat-output", &nft.Hook{Type: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: priorityDestinationNAT}, dispatch},
+		{"nat-postrouting", &nft.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: prioritySourceNAT}, append(slices.Clone(learn), c.masquerading()...)},
+		// Endpoints of the node itself; only for session affinity.
+		{"nat-input", &nft.Hook{Type: "nat", Number: unix.NF_INET_LOCAL_IN, Priority: prioritySourceNAT}, learn},
+		{"filter-forward", &nft.Hook{Type: "filter", Number: unix.NF_INET_FORWARD, Priority: priorityFilter}, forward},
+		{"filter-output", &nft.Hook{Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: priorityFilter}, unused},
+	}
+}
+
+func (t treatment) name() string { return chain{treatment: t}.name() }
+
+// States and status bits of connections, as the kernel numbers them.
+const (
+	stateInvalid = 1 << 0
+	stateNew     = 1 << 3
+	statusDNAT   = 1 << 5
+)
+
+func has(load nft.Expr, bits uint32) []nft.Expr {
+	return []nft.Expr{load, nft.Bits(0, nft.HostNumber(bits), nft.HostNumber(0)), nft.NotEqual(0, nft.HostNumber(0))}
+}
+
+func (c *config) isNew() []nft.Expr { return has(nft.Conntrack(unix.NFT_CT_STATE, 0), stateNew) }
+
+func (c *config) translated() []nft.Expr {
+	return has(nft.Conntrack(unix.NFT_CT_STATUS, 0), statusDNAT)
+}
+
+// invalid drops packets that belong to no connection: a reset from the client for one of them would
+// end a translated connection.
+func (c *config) invalid() rule {
+	return append(has(nft.Conntrack(unix.NFT_CT_STATE, 0), stateInvalid), nft.Give(nft.Drop()))
+}
+
+// learn are the rules that note which endpoint a client has got.
+func (c *config) learn(timeouts []int32) []rule {
+	var out []rule
+	for _, seconds := range timeouts {
+		for _, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+			h := c.header()
+			n := h.registers()
+			endpoint := 2*n + 2
+			r := rule{nft.Meta(unix.NFT_META_L4PROTO, 0), nft.Equal(0, []byte{protocol})}
+			r = append(r, c.translated()...)
+			r = append(append(r, c.loadOriginal(0)...), nft.In(affineSet(seconds), 0))
+			r = append(append(r, c.loadAddress(h.source, 0)...), c.loadOriginal(n)...)
+			r = append(append(r, c.loadAddress(h.destination, endpoint)...), nft.Transport(2, 2, endpoint+n))
+			out = append(out, append(r, nft.Learn(setAffinity, 0, endpoint, time.Duration(seconds)*time.Second)))
+		}
+	}
+	return out
+}
+
+// masquerading masquerades what is marked, and hairpin connections.
+func (c *config) masquerading() []rule {
+	h := c.header()
+	marked := rule(has(nft.Meta(unix.NFT_META_MARK, 0), c.mark))
+	marked = append(marked, nft.Meta(unix.NFT_META_MARK, 0), nft.Bits(0, nft.HostNumber(^uint32(0)), nft.HostNumber(c.mark)),
+		nft.SetMeta(unix.NFT_META_MARK, 0), nft.Masquerade(true))
+	hairpin := rule(c.translated())
+	hairpin = append(append(hairpin, c.loadAddress(h.source, 0)...), c.loadAddress(h.destination, h.registers())...)
+	return []rule{marked, append(hairpin, nft.In(setHairpin, 0), nft.Masquerade(true))}
+}
+
+// rules are the rules of a shared chain.
+func (c *config) rules(of chain) []rule {
+	h := c.header()
+	n := h.registers()
+	var out []rule
+	if of.limited {
+		of.limited = false
+		r := append(rule(c.loadDestination(0)), c.loadAddress(h.source, n+2)...)
+		return []rule{append(r, nft.NotIn(setRanges, 0), nft.Give(nft.Drop())), {nft.Give(nft.Goto(of.name()))}}
+	}
+	after := chain{treatment: pick, local: of.local, affine: of.affine, count: of.count}
+	switch of.treatment {
+	case pick:
+		if of.affine {
+			r := append(rule(c.loadAddress(h.source, 0)), c.loadDestination(n)...)
+			out = append(out, append(r, nft.Get(setAffinity, 0, 0), c.dnat()))
+			after.affine = false
+			return append(out, rule{nft.Give(nft.Goto(after.name()))})
+		}
+		// The second rule is for a batch that takes effect between the choice of the chain and the
+		// lookup: index 0 is always there.
+		for _, count := range []uint32{uint32(of.count), 1} { //nolint:gosec // not negative
+			out = append(out, append(rule(c.loadDestination(0)), nft.Random(count, n+2), nft.Get(of.endpoints(), 0, 0), c.dnat()))
+		}
+		return out
+	case cluster:
+		switch {
+		case c.masqueradeAll:
+			out = append(out, c.marking())
+		case c.pods.known():
+			out = append(out, append(c.match(false), c.marking()...))
+		}
+	case external:
+		out = append(out, c.marking())
+	case externalLocal:
+		circuit := append(c.loadDestination(0), nft.Follow(setCircuit, 0))
+		if c.pods.known() {
+			out = append(out, append(c.match(true), circuit...))
+		}
+		local := func() []nft.Expr {
+			return []nft.Expr{nft.AddressType(unix.NFTA_FIB_F_SADDR, 0), nft.Equal(0, nft.HostNumber(unix.RTN_LOCAL))}
+		}
+		out = append(out, append(local(), c.marking()...), append(local(), circuit...))
+		if of.count == 0 {
+			return append(out, rule{nft.Give(nft.Drop())})
+		}
+	}
+	return append(out, rule{nft.Give(nft.Goto(after.name()))})
+}
+
+// endpoints is the map of the endpoints that a chain chooses from.
+func (c chain) endpoints() string {
+	if c.local {
+		return setLocal
+	}
+	return setEndpoints
+}
+
+// match are expressions that end a rule unless traffic is, or is not, that of pods.
+func (c *config) match(is bool) []nft.Expr {
+	compare := nft.NotEqual
+	if is {
+		compare = nft.Equal
+	}
+	if !c.pods.source.IsValid() {
+		name := []byte(c.pods.interfaceName)
+		if !c.pods.prefix { // the kernel pads a name with zeros
+			name = append(name, make([]byte, unix.IFNAMSIZ-len(name))...)
+		}
+		return []nft.Expr{nft.Meta(unix.NFT_META_IIFNAME, 0), compare(0, name)}
+	}
+	source := c.pods.source
+	address := source.Addr().AsSlice()
+	mask := make([]byte, len(address))
+	for i := range mask {
+		bits := min(max(source.Bits()-8*i, 0), 8)
+		mask[i] = ^byte(0xff >> bits)
+	}
+	return []nft.Expr{
+		nft.Network(c.header().source, uint32(len(address)), 0), //nolint:gosec // 4 or 16
+		nft.Bits(0, mask, make([]byte, len(mask))), compare(0, address),
+	}
+}
+
+func (c *config) table() nft.Table {
+	t := nft.Table{Family: unix.NFPROTO_IPV4, Name: TableName}
+	if c.family == dataplane.IPv6 {
+		t.Family = unix.NFPROTO_IPV6
+	}
+	return t
+}
+
+// protocolNumber is a protocol's number in packets.
+func protocolNumber(p v1alpha1.Protocol) byte {
+	switch p {
+	case v1alpha1.ProtocolUDP:
+		return unix.IPPROTO_UDP
+	case v1alpha1.ProtocolSCTP:
+		return unix.IPPROTO_SCTP
+	default:
+		return unix.IPPROTO_TCP
+	}
+}
+
+// marking marks packets that are to be masqueraded.
+func (c *config) marking() rule {
+	return rule{
+		nft.Meta(unix.NFT_META_MARK, 0), nft.Bits(0, nft.HostNumber(^c.mark), nft.HostNumber(c.mark)), nft.SetMeta(unix.NFT_META_MARK, 0),
+	}
+}
+
+// dnat sends the connection to the endpoint in the first registers.
+func (c *config) dnat() nft.Expr { return nft.DNAT(c.table().Family, 0, c.header().registers()) }
+
+func (c *config) loadAddress(offset uint32, to nft.Register) []nft.Expr {
+	return []nft.Expr{nft.Network(offset, c.header().length, to)}
+}
+
+// loadDestination loads what a packet is sent to, from a register on.
+func (c *config) loadDestination(to nft.Register) []nft.Expr {
+	h := c.header()
+	n := h.registers()
+	return []nft.Expr{nft.Network(h.destination, h.length, to), nft.Meta(unix.NFT_META_L4PROTO, to+n), nft.Transport(2, 2, to+n+1)}
+}
+
+// loadOriginal loads what the client has sent to, from a register on.
+func (c *config) loadOriginal(to nft.Register) []nft.Expr {
+	n := c.header().registers()
+	destination := uint32(unix.NFT_CT_DST_IP)
+	if c.family == dataplane.IPv6 {
+		destination = unix.NFT_CT_DST_IP6
+	}
+	return []nft.Expr{nft.Original(destination, to), nft.Meta(unix.NFT_META_L4PROTO, to+n), nft.Original(unix.NFT_CT_PROTO_DST, to+n+1)}
+}
+
+// indexed is a destination's key with the index of an endpoint.
+func indexed(k []byte, index int) []byte {
+	return binary.NativeEndian.AppendUint32(slices.Clone(k), uint32(index)) //nolint:gosec // few
+}
+
+// addLayout adds the table with all that does not depend on Services. Timeouts are those of session
+// affinity, sorted.
+func (c *config) addLayout(b *nft.Batch, timeouts []int32) {
+	t := c.table()
+	b.AddTable(t, tableComment, false)
+	for _, s := range c.sets() {
+		b.AddSet(t, s)
+	}
+	for _, seconds := range timeouts {
+		b.AddSet(t, c.affine(seconds))
+	}
+	for _, chain := range c.fixedChains(timeouts) {
+		b.AddChain(t, chain.name, chain.hook)
+		for _, r := range chain.rules {
+			b.AddRule(t, chain.name, "", r...)
+		}
+	}
+}
+
+// addChain adds a shared chain, and first those to which it leads, unless the table has them.
+func (c *config) addChain(b *nft.Batch, of chain, has map[chain]struct{}) {
+	if _, found := has[of]; found || of == (chain{}) {
+		return
+	}
+	has[of] = struct{}{}
+	for _, next := range of.next() {
+		c.addChain(b, next, has)
+	}
+	t := c.table()
+	b.AddChain(t, of.name(), nil)
+	for _, r := range c.rules(of) {
+		b.AddRule(t, of.name(), "", r...)
+	}
+}

@@ -1,0 +1,206 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// key is what a packet is sent to.
+type key struct {
+	netip.AddrPort
+	protocol v1alpha1.Protocol
+}
+
+// servicePlan is what one Service needs in the table. The endpoints of its destinations are in the
+// order of their indexes.
+type servicePlan struct {
+	name         dataplane.ServiceName
+	destinations []destination
+	// clusterIP is invalid for none.
+	clusterIP netip.Addr
+	// hairpin are the addresses of endpoints of this node, which may be their own clients. Sorted.
+	hairpin []netip.Addr
+}
+
+// destination is a destination of a Service with what becomes of packets to it.
+type destination struct {
+	key
+	port string // its name
+	// chain treats the packets; empty: they are dropped.
+	chain chain
+	// endpoints are those of all nodes, local those of this node. Nil where chain uses none.
+	endpoints, local []netip.AddrPort
+	// circuit is where packets from pods and the node itself go if the policy is Local; zero: nowhere.
+	circuit chain
+	// ranges are the only allowed sources, if chain is limited.
+	ranges []netip.Prefix
+	// affinity is for how many seconds a client keeps its endpoint; 0: it does not.
+	affinity int32
+}
+
+// treatment is what a chain does with packets besides choosing an endpoint.
+type treatment string
+
+const (
+	// pick chooses an endpoint, and nothing else.
+	pick treatment = "pick"
+	// cluster is for cluster IPs: it masquerades what does not come from pods.
+	cluster treatment = "cluster"
+	// external masquerades all packets.
+	external treatment = "external"
+	// externalLocal sends packets from pods and the node to where short-circuit says.
+	externalLocal treatment = "external-local"
+	// reject answers that there is no endpoint.
+	reject treatment = "no-endpoints"
+)
+
+// chain identifies a chain that is shared by all destinations that need the same.
+type chain struct {
+	treatment treatment
+	// limited: only some sources are allowed.
+	limited bool
+	// local: the endpoints are those of this node.
+	local bool
+	// affine: a client keeps its endpoint.
+	affine bool
+	count  int // of endpoints
+}
+
+// name is the chain's name in the table.
+func (c chain) name() string {
+	text := string(c.treatment)
+	if c.treatment == reject {
+		return text
+	}
+	if c.local && c.treatment != externalLocal {
+		text += "-local"
+	}
+	if c.affine {
+		text += "-affine"
+	}
+	if c.limited {
+		text = "limited-" + text
+	}
+	return text + "-" + strconv.Itoa(c.count)
+}
+
+// next are the chains to which the chain leads besides itself.
+func (c chain) next() []chain {
+	switch {
+	case c.limited:
+		c.limited = false
+		return []chain{c}
+	case c.treatment == pick && c.affine && c.count > 0:
+		c.affine = false
+		return []chain{c}
+	case c.treatment != pick && c.treatment != reject && c.count > 0:
+		return []chain{{treatment: pick, local: c.local, affine: c.affine, count: c.count}}
+	default:
+		return nil
+	}
+}
+
+// planService plans all destinations of a Service.
+func (c *config) planService(s *dataplane.Service) servicePlan {
+	p := servicePlan{name: s.Name, clusterIP: s.ClusterIP}
+	var before dataplane.Once[key]
+	for d := range s.Destinations() {
+		addresses := []netip.Addr{d.Address}
+		if d.Kind == dataplane.NodePort {
+			addresses = c.nodePortIPs
+		}
+		for _, a := range addresses {
+			k := key{netip.AddrPortFrom(a, d.Number), d.Port.Protocol}
+			if before.First(k) {
+				p.destinations = append(p.destinations, c.planDestination(s, &d, k))
+			}
+		}
+	}
+	for i := range s.Ports {
+		for _, m := range s.Ports[i].Members {
+			p.hairpin = append(p.hairpin, m.Addr())
+		}
+	}
+	slices.SortFunc(p.hairpin, netip.Addr.Compare)
+	p.hairpin = slices.Compact(p.hairpin)
+	return p
+}
+
+func (c *config) planDestination(s *dataplane.Service, d *dataplane.Destination, k key) destination {
+	port := d.Port
+	out := destination{key: k, port: port.Name}
+	if !port.Available {
+		out.chain = chain{treatment: reject}
+		return out
+	}
+	out.affinity = s.AffinitySeconds
+	out.chain = chain{treatment: external, affine: s.AffinitySeconds > 0, local: d.Local}
+	if d.Kind == dataplane.LoadBalancerIP && len(s.SourceRanges) > 0 {
+		out.chain.limited = true
+		out.ranges = c.sources(s, d.Address)
+	}
+	if d.Local {
+		out.local = port.Local
+	} else {
+		out.endpoints = port.Cluster
+	}
+	switch {
+	case d.Kind == dataplane.ClusterIP:
+		out.chain.treatment = cluster
+	case d.Local:
+		out.chain.treatment = externalLocal
+		if out.endpoints = port.Cluster; len(port.Cluster) > 0 {
+			out.circuit = chain{treatment: pick, affine: out.chain.affine, count: len(port.Cluster)}
+		}
+	}
+	if out.chain.count = len(out.local); !d.Local {
+		out.chain.count = len(out.endpoints)
+	}
+	if out.chain.count == 0 && out.circuit == (chain{}) {
+		out.chain, out.ranges, out.affinity = chain{}, nil, 0
+	}
+	return out
+}
+
+// sources are the ranges that may use a load-balancer address. The node's own processes have that
+// address as their source.
+func (c *config) sources(s *dataplane.Service, address netip.Addr) []netip.Prefix {
+	for _, r := range s.SourceRanges {
+		if c.nodeIP.IsValid() && r.Contains(c.nodeIP) {
+			return append(slices.Clone(s.SourceRanges), netip.PrefixFrom(address, address.BitLen()))
+		}
+	}
+	return s.SourceRanges
+}
+
+// arrange orders endpoints by the indexes that they have: one stays where it is if its index is
+// still among them, others fill the gaps. So few elements change.
+func arrange(former, now []netip.AddrPort) []netip.AddrPort {
+	out := make([]netip.AddrPort, len(now))
+	left := make(map[netip.AddrPort]struct{}, len(now))
+	for _, e := range now {
+		left[e] = struct{}{}
+	}
+	for i, e := range former[:min(len(former), len(now))] {
+		if _, found := left[e]; found {
+			out[i] = e
+			delete(left, e)
+		}
+	}
+	at := 0
+	for _, e := range now { // in their order, so that the result does not depend on chance
+		if _, found := left[e]; !found {
+			continue
+		}
+		delete(left, e)
+		for out[at].IsValid() {
+			at++
+		}
+		out[at] = e
+	}
+	return out
+}
