@@ -45,10 +45,13 @@ type operations struct{ *Dataplane }
 
 var _ engine.Operations = operations{}
 
+// Open implements engine.Operations.
 func (o operations) Open(ctx context.Context) error { return o.kernel.find(ctx) }
 
+// Known implements engine.Operations.
 func (o operations) Known() bool { return o.actual != nil }
 
+// Recheck implements engine.Operations.
 func (o operations) Recheck(ctx context.Context, r *dataplane.Ruleset) (engine.Effect, error) {
 	done, err := o.applyAddresses(ctx, r)
 	switch {
@@ -70,6 +73,7 @@ func (o operations) Change(ctx context.Context, r *dataplane.Ruleset, names []da
 	return changed, err
 }
 
+// Full implements engine.Operations.
 func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, asked bool) (pass engine.FullPass, err error) {
 	err = o.kernel.unwatched(func() (err error) {
 		pass, err = o.applyAll(ctx, r, asked)
@@ -81,10 +85,12 @@ func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, asked bool) 
 // Large is false for all: large Services come last in each pass anyway.
 func (operations) Large(dataplane.ServiceName, *dataplane.Service) bool { return false }
 
+// Conflicts implements engine.Operations.
 func (operations) Conflicts() iter.Seq2[dataplane.ServiceName, engine.Conflict] {
 	return func(func(dataplane.ServiceName, engine.Conflict) bool) {}
 }
 
+// Report implements engine.Operations.
 func (o operations) Report(r *dataplane.Ruleset, result *dataplane.Result) {
 	result.Warnings = slices.Clone(o.warnings)
 	if c := o.actual.config; c.nodePorts.Ranges != nil && len(c.nodePortIPs) == 0 {
