@@ -10,6 +10,10 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
@@ -113,10 +117,20 @@ func (w *world) programmed(ctx context.Context) error {
 	if err := install.Running(append(w.agents, w.controller)...); err != nil {
 		return err
 	}
+	services, rendered := &corev1.ServiceList{}, &v1alpha1.ServiceProxyRulesList{}
+	for _, list := range []client.ObjectList{services, rendered} {
+		if err := w.cluster.Client().List(ctx, list); err != nil {
+			return err
+		}
+	}
 	for _, node := range w.cluster.Nodes() {
 		rules, err := w.rules(ctx, node)
 		if err != nil {
 			return err
+		}
+		// A node is Programmed while Services are still rendered after the start.
+		if n := int(rules.Status.Services); n != len(services.Items) || n != len(rendered.Items) {
+			return fmt.Errorf("%s has %d of %d Services, of which %d are rendered", node.Name(), n, len(services.Items), len(rendered.Items))
 		}
 		if rules.Status.SettingsRevision != rules.Spec.SettingsRevision {
 			return fmt.Errorf("%s has settings %s, wanted are %s", node.Name(), rules.Status.SettingsRevision, rules.Spec.SettingsRevision)
