@@ -30,6 +30,7 @@ type config struct {
 	// nodePortIPs are the addresses of the node on which NodePorts answer, sorted.
 	nodePortIPs []netip.Addr
 	dropInvalid bool
+	probe       bool // the table is for Supported
 }
 
 // podTraffic says how traffic of this node's pods is recognized. The zero value recognizes none.

@@ -11,6 +11,18 @@
 //   - plan.go: the destinations of one Service
 //   - elements.go: the elements of a destination
 //
+// What the kernel has, and how it differs:
+//
+//   - read.go: the table as a listing, and as a state
+//   - state.go: a state, and an update of it
+//   - compare.go: compares a listing to the desired state; pure
+//   - contest.go: which Service has a destination that several ask for; pure
+//
+// What changes the kernel:
+//
+//   - dataplane.go: the Dataplane; apply.go: the operations of package engine
+//   - observe.go: what other programs have changed
+//
 // The kernel itself:
 //
 //   - package nft: messages, listings and events

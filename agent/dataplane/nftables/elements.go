@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
 )
 
@@ -57,8 +58,8 @@ func (d *destination) verdict() nft.Verdict {
 }
 
 // service is the element of the map of Services.
-func (d *destination) service(name string) *nft.Element {
-	comment := name
+func (d *destination) service(name dataplane.ServiceName) *nft.Element {
+	comment := name.String()
 	if d.port != "" {
 		comment += ":" + d.port
 	}
@@ -67,55 +68,53 @@ func (d *destination) service(name string) *nft.Element {
 
 // replaceDestination changes the elements of a destination; nil: there is none. The endpoints of
 // after are in the order in which they are to be.
-func (c *change) replaceDestination(name string, before, after *destination) {
-	var none destination
-	was, is := before, after
-	if was == nil {
-		was = &none
+// It belonged to the Service was, and belongs to the Service is.
+func (c *change) replaceDestination(was, is dataplane.ServiceName, before, after *destination) {
+	var from, to *nft.Element
+	if before != nil {
+		from = before.service(was)
 	}
-	if is == nil {
-		is = &none
+	if after != nil {
+		to = after.service(is)
 	}
-	if before == nil || after == nil || was.chain != is.chain || was.port != is.port {
-		var from, to *nft.Element
-		if before != nil {
-			from = before.service(name)
-		}
-		if after != nil {
-			to = after.service(name)
-		}
+	if from == nil || to == nil || from.Verdict != to.Verdict || from.Comment != to.Comment {
 		c.replace(setServices, from, to)
 	}
-	k := is.key
-	if after == nil {
-		k = was.key
+	var none destination
+	if before == nil {
+		before = &none
 	}
-	bytes := k.bytes()
-	c.replaceEndpoints(setEndpoints, bytes, was.endpoints, is.endpoints)
-	c.replaceEndpoints(setLocal, bytes, was.local, is.local)
-	if was.circuit != is.circuit {
+	bytes := before.key.bytes()
+	if after == nil {
+		after = &none
+	} else {
+		bytes = after.key.bytes()
+	}
+	c.replaceEndpoints(setEndpoints, bytes, before.endpoints, after.endpoints)
+	c.replaceEndpoints(setLocal, bytes, before.local, after.local)
+	if before.circuit != after.circuit {
 		of := func(to chain) *nft.Element {
 			if to == (chain{}) {
 				return nil
 			}
 			return &nft.Element{Key: bytes, Verdict: nft.Goto(to.name())}
 		}
-		c.replace(setCircuit, of(was.circuit), of(is.circuit))
+		c.replace(setCircuit, of(before.circuit), of(after.circuit))
 	}
-	if !slices.Equal(was.ranges, is.ranges) {
-		for _, r := range merged(was.ranges) {
+	if !slices.Equal(before.ranges, after.ranges) {
+		for _, r := range merged(before.ranges) {
 			c.replace(setRanges, rangeElement(bytes, r), nil)
 		}
-		for _, r := range merged(is.ranges) {
+		for _, r := range merged(after.ranges) {
 			c.replace(setRanges, nil, rangeElement(bytes, r))
 		}
 	}
-	if was.affinity != is.affinity {
-		if was.affinity != 0 {
-			c.replace(affineSet(was.affinity), &nft.Element{Key: bytes}, nil)
+	if before.affinity != after.affinity {
+		if before.affinity != 0 {
+			c.replace(affineSet(before.affinity), &nft.Element{Key: bytes}, nil)
 		}
-		if is.affinity != 0 {
-			c.replace(affineSet(is.affinity), nil, &nft.Element{Key: bytes})
+		if after.affinity != 0 {
+			c.replace(affineSet(after.affinity), nil, &nft.Element{Key: bytes})
 		}
 	}
 }

@@ -77,6 +77,8 @@ type fixedChain struct {
 	name  string
 	hook  *nft.Hook
 	rules []rule
+	// learns: its rules depend on the timeouts of session affinity.
+	learns bool
 }
 
 // Priorities of base chains, as nft calls them: dstnat, srcnat and filter.
@@ -100,14 +102,14 @@ func (c *config) fixedChains(timeouts []int32) []fixedChain {
 		{reject.name(), nil, []rule{
 			{nft.Meta(unix.NFT_META_L4PROTO, 0), nft.Equal(0, []byte{unix.IPPROTO_TCP}), nft.RejectReset()},
 			{nft.RejectUnreachable()},
-		}},
-		{"nat-prerouting", &nft.Hook{Type: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: priorityDestinationNAT}, dispatch},
-		{"nat-output", &nft.Hook{Type: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: priorityDestinationNAT}, dispatch},
-		{"nat-postrouting", &nft.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: prioritySourceNAT}, append(slices.Clone(learn), c.masquerading()...)},
+		}, false},
+		{"nat-prerouting", &nft.Hook{Type: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: priorityDestinationNAT}, dispatch, false},
+		{"nat-output", &nft.Hook{Type: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: priorityDestinationNAT}, dispatch, false},
+		{"nat-postrouting", &nft.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: prioritySourceNAT}, append(slices.Clone(learn), c.masquerading()...), true},
 		// Endpoints of the node itself; only for session affinity.
-		{"nat-input", &nft.Hook{Type: "nat", Number: unix.NF_INET_LOCAL_IN, Priority: prioritySourceNAT}, learn},
-		{"filter-forward", &nft.Hook{Type: "filter", Number: unix.NF_INET_FORWARD, Priority: priorityFilter}, forward},
-		{"filter-output", &nft.Hook{Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: priorityFilter}, unused},
+		{"nat-input", &nft.Hook{Type: "nat", Number: unix.NF_INET_LOCAL_IN, Priority: prioritySourceNAT}, learn, true},
+		{"filter-forward", &nft.Hook{Type: "filter", Number: unix.NF_INET_FORWARD, Priority: priorityFilter}, forward, false},
+		{"filter-output", &nft.Hook{Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: priorityFilter}, unused, false},
 	}
 }
 
@@ -252,6 +254,9 @@ func (c *config) match(is bool) []nft.Expr {
 
 func (c *config) table() nft.Table {
 	t := nft.Table{Family: unix.NFPROTO_IPV4, Name: TableName}
+	if c.probe {
+		t.Name += "-probe"
+	}
 	if c.family == dataplane.IPv6 {
 		t.Family = unix.NFPROTO_IPV6
 	}
@@ -327,7 +332,7 @@ func (c *config) addLayout(b *nft.Batch, timeouts []int32) {
 
 // addChain adds a shared chain, and first those to which it leads, unless the table has them.
 func (c *config) addChain(b *nft.Batch, of chain, has map[chain]struct{}) {
-	if _, found := has[of]; found || of == (chain{}) {
+	if _, found := has[of]; found || of == (chain{}) || of.treatment == reject { // which is a fixed one
 		return
 	}
 	has[of] = struct{}{}
@@ -336,7 +341,21 @@ func (c *config) addChain(b *nft.Batch, of chain, has map[chain]struct{}) {
 	}
 	t := c.table()
 	b.AddChain(t, of.name(), nil)
+	b.FlushChain(t, of.name()) // there may be one that nothing has used
 	for _, r := range c.rules(of) {
 		b.AddRule(t, of.name(), "", r...)
 	}
+}
+
+// addProbe adds, under another name, a table with everything that Services may need, and a message
+// that fails, so that the kernel discards it.
+func (c *config) addProbe(b *nft.Batch) {
+	of := *c
+	of.probe = true
+	of.addLayout(b, []int32{60})
+	has := map[chain]struct{}{}
+	for _, treats := range []treatment{cluster, external, externalLocal} {
+		of.addChain(b, chain{treatment: treats, limited: true, local: treats == externalLocal, affine: true, count: 1}, has)
+	}
+	b.DeleteTable(nft.Table{Family: of.table().Family, Name: TableName + "-none"})
 }

@@ -178,7 +178,7 @@ func TestReplaceDestination(t *testing.T) {
 	before := testConfig.planService(web()).destinations[0]
 	count := func(before, after *destination) (deleted, added int) {
 		c := newChange()
-		c.replaceDestination("default/web", before, after)
+		c.replaceDestination(web().Name, web().Name, before, after)
 		for _, e := range c.deleted {
 			deleted += len(e)
 		}
@@ -214,9 +214,9 @@ func TestReplaceDestination(t *testing.T) {
 		}
 	}
 	all := newChange()
-	all.replaceDestination("default/web", nil, &before)
+	all.replaceDestination(web().Name, web().Name, nil, &before)
 	back := newChange()
-	back.replaceDestination("default/web", &before, nil)
+	back.replaceDestination(web().Name, web().Name, &before, nil)
 	if got, want := back.keys(back.deleted), all.keys(all.added); !slices.Equal(got, want) {
 		t.Errorf("%v are deleted again, not %v", got, want)
 	}
@@ -259,7 +259,7 @@ func TestRealElements(t *testing.T) {
 		keys := maps.Clone(was)
 		maps.Copy(keys, is)
 		for k := range keys {
-			change.replaceDestination(after.name.String(), was[k], is[k])
+			change.replaceDestination(web().Name, web().Name, was[k], is[k])
 		}
 		change.appendTo(&b, c.table(), names)
 		if err := conn.Commit(&b, 0); err != nil {

@@ -134,9 +134,12 @@ func (b *Batch) comment(kind uint16, text string) {
 	}
 }
 
+// Comment returns a comment as the kernel will have it: nft shows so many bytes.
+func Comment(text string) string { return text[:min(len(text), maxComment)] }
+
 // commentData is the user data in which the program nft keeps a comment.
 func commentData(text string) []byte {
-	text = text[:min(len(text), maxComment)]
+	text = Comment(text)
 	return append(append([]byte{userDataComment, byte(len(text) + 1)}, text...), 0)
 }
 
