@@ -100,7 +100,7 @@ func (w *world) start() error {
 		}
 		w.agents = append(w.agents, agent)
 	}
-	return install.Until(w.ctx, limit, w.programmed)
+	return install.Until(w.ctx, limit, w.complete)
 }
 
 // stop removes the cluster, if there is one.
@@ -111,12 +111,9 @@ func (w *world) stop() error {
 	return w.cluster.StopAndLook()
 }
 
-// programmed returns nil once all nodes have the desired state with the expected
-// settings.
-func (w *world) programmed(ctx context.Context) error {
-	if err := install.Running(append(w.agents, w.controller)...); err != nil {
-		return err
-	}
+// complete returns nil once all Services are programmed: a node is Programmed while some are still
+// rendered after the start.
+func (w *world) complete(ctx context.Context) error {
 	services, rendered := &corev1.ServiceList{}, &v1alpha1.ServiceProxyRulesList{}
 	for _, list := range []client.ObjectList{services, rendered} {
 		if err := w.cluster.Client().List(ctx, list); err != nil {
@@ -128,9 +125,23 @@ func (w *world) programmed(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// A node is Programmed while Services are still rendered after the start.
 		if n := int(rules.Status.Services); n != len(services.Items) || n != len(rendered.Items) {
 			return fmt.Errorf("%s has %d of %d Services, of which %d are rendered", node.Name(), n, len(services.Items), len(rendered.Items))
+		}
+	}
+	return w.programmed(ctx)
+}
+
+// programmed returns nil once all nodes have the desired state with the expected
+// settings.
+func (w *world) programmed(ctx context.Context) error {
+	if err := install.Running(append(w.agents, w.controller)...); err != nil {
+		return err
+	}
+	for _, node := range w.cluster.Nodes() {
+		rules, err := w.rules(ctx, node)
+		if err != nil {
+			return err
 		}
 		if rules.Status.SettingsRevision != rules.Spec.SettingsRevision {
 			return fmt.Errorf("%s has settings %s, wanted are %s", node.Name(), rules.Status.SettingsRevision, rules.Spec.SettingsRevision)
