@@ -117,7 +117,7 @@ func (d *Disk) Load() (*Restorable, error) {
 	return r, nil
 }
 
-// LackedBy returns the checkpoint if it has other names than a first list; nil: there is
+// LackedBy returns the checkpoint if its names differ from the first list; nil: there is
 // none, or it has the same.
 func (d *Disk) LackedBy(names int, hash uint64) (*Restorable, error) {
 	if d == nil || d.header == nil || d.header.Services == names && d.header.NamesHash == hash {

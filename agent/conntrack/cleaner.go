@@ -142,7 +142,7 @@ func (c *Cleaner) step(ctx context.Context) time.Duration {
 }
 
 // errMayNot ends a pass.
-var errMayNot = errors.New("flows may not be removed any more")
+var errMayNot = errors.New("removing flows is no longer allowed")
 
 // pass compares flows to the rules once.
 func (c *Cleaner) pass(ctx context.Context) Pass {

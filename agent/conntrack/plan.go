@@ -111,7 +111,7 @@ func (p *plan) add(svc *dataplane.Service, unknown bool) {
 			t.unknown = true
 		case t.endpoints == nil:
 			t.endpoints = port.Serving
-		default: // two claim the same; the rules may do either
+		default: // two Services claim it; either may win
 			t.endpoints = slices.Concat(t.endpoints, port.Serving)
 		}
 	})

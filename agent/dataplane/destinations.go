@@ -96,7 +96,7 @@ func (s *Service) addresses() []Destination {
 }
 
 // Once tracks which values have been seen, in linear time. It is cheap for few values, as a
-// Service nearly always has.
+// Service usually has.
 type Once[T comparable] struct {
 	few  []T
 	many map[T]struct{}

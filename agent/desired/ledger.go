@@ -14,7 +14,7 @@ import (
 // families that it changes, until an Apply has succeeded.
 type ledger struct {
 	clock clock.PassiveClock
-	// pendingSync: something has come that a sync has to take up; see TakePending.
+	// pendingSync: a change has arrived that a sync must apply; see TakePending.
 	pendingSync bool
 	// dirty names Services to combine again. True: to program again even if the outcome is
 	// the same.

@@ -24,7 +24,7 @@ type Store struct {
 	nodeName string
 	Formats  Formats
 	report   func(service dataplane.ServiceName, problem string)
-	// former returns a checkpoint that has other names than a first list; nil: there is none.
+	// former returns a checkpoint whose names differ from the first list; nil: there is none.
 	former func(names int, hash uint64) *checkpoint.Restorable
 	// lastHealth is what Health last returned. It is not changed anymore.
 	lastHealth atomic.Pointer[health.State]
@@ -67,7 +67,7 @@ type Options struct {
 	Formats []int32
 	// Report is called once with what is wrong with entries of a Service.
 	Report func(service dataplane.ServiceName, problem string)
-	// Former returns a checkpoint that has other names than a first list; nil: there
+	// Former returns a checkpoint whose names differ from the first list; nil: there
 	// is none.
 	Former func(names int, hash uint64) *checkpoint.Restorable
 }
@@ -87,7 +87,7 @@ func New(o Options) *Store {
 	return s
 }
 
-// TakePending reports whether something has come since it was last called that a sync has to
+// TakePending reports whether a change has arrived since it was last called that a sync has to
 // bring to the kernel or into the status. What has not, such as a NodeProxy that counts what
 // it counted before, must not make the loop run: the next change would have to wait for the
 // minimum interval after that.

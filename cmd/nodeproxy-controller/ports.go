@@ -30,7 +30,7 @@ type port struct {
 	failed string
 }
 
-// serve serves until stop is called. At the address 0 or none nothing is served.
+// serve serves until stop is called. Address 0 or empty disables it.
 func (p port) serve(ctx context.Context, logger logr.Logger) (stop func(), err error) {
 	if p.address == "0" || p.address == "" {
 		return func() {}, nil

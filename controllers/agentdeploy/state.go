@@ -18,7 +18,7 @@ import (
 const (
 	// startGrace is how long a pod may take to become ready before that is reported.
 	startGrace = time.Minute
-	// steadyRun is how long a container must run before its end is no failure to work. The kubelet
+	// steadyRun is how long a container must run for an exit not to count as a failure. The kubelet
 	// uses the same time.
 	steadyRun = 10 * time.Minute
 	// exactNodes is up to how many nodes the progress of an update is exact. Above it, steps of a

@@ -20,7 +20,7 @@ import (
 const Stdin = "-"
 
 // Load reads files, directories and, for Stdin, stdin. In a directory it reads files that end in
-// .yaml, .yml or .json, except for kustomizations, which are no objects; it enters subdirectories
+// .yaml, .yml or .json, except for kustomizations, which are not objects; it enters subdirectories
 // only if recursive. Skipped are the subdirectories left out. A file that is named twice is read
 // once.
 func Load(names []string, recursive bool, stdin io.Reader) (files []File, skipped []string, err error) {
@@ -151,7 +151,7 @@ func jsonDocuments(text []byte) ([]document, error) {
 	var out []document
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	for {
-		// Blank space before a value is no part of it.
+		// Blank space before a value is not part of it.
 		rest := text[decoder.InputOffset():]
 		begin := len(text) - len(bytes.TrimLeft(rest, " \t\r\n"))
 		line := 1 + bytes.Count(text[:begin], []byte("\n"))

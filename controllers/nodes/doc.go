@@ -1,5 +1,5 @@
-// Package nodes renders Nodes, and keeps one NodeProxyRules for each Linux Node. Changed settings of
-// existing rules are up to package rollouts.
+// Package nodes renders each Linux Node into a NodeProxyRules. Package rollouts changes the settings of
+// existing ones.
 //
 //   - controller.go: the reconciler
 //   - events.go: which nodes a change concerns

@@ -21,7 +21,7 @@ const eventsPerNode = 10
 type LeftOut struct {
 	metrics *metrics.Metrics
 	// inOrder is held from set until the events are added and retracted, so that those of another
-	// node for the same Service do not come in between.
+	// node for the same Service do not interleave.
 	inOrder sync.Mutex
 
 	mu       sync.Mutex

@@ -24,7 +24,7 @@ func Render(in *Objects) *Result {
 	case in.NodeProxy == nil:
 		r.problem("there is no NodeProxy %s: without it nodes keep their settings, and new ones get none", v1alpha1.NodeProxyName)
 		if len(in.NodeRules)+len(in.ServiceRules) == 0 {
-			return r.result // not switched on yet
+			return r.result // not enabled yet
 		}
 	}
 	r.format, _ = render.FormatVersion(v1alpha1.FormatVersions(), in.NodeRules)

@@ -20,7 +20,7 @@ import (
 // survey is what policies result in for all Services at one time.
 type survey struct {
 	set      *overrides.PolicySet
-	on       bool // nodeproxy is switched on
+	on       bool // nodeproxy is enabled
 	policies map[string]*tally
 }
 

@@ -140,7 +140,7 @@ func (c *Cluster) newPlace(name, suffix string) (*Place, error) {
 }
 
 // ipv6Sysctls hold for all links that a place gets. Some container runtimes
-// switch IPv6 off in the namespace that new ones are modelled on. Addresses and
+// switch IPv6 off in the namespace that new ones are modeled on. Addresses and
 // routes come from us alone, and at once.
 var ipv6Sysctls = map[string]string{
 	"net/ipv6/conf/all/disable_ipv6":             "0",

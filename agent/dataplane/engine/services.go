@@ -74,7 +74,7 @@ func (e *Engine[P]) toWrite(r *dataplane.Ruleset, all bool) (names []dataplane.S
 
 // waits reports whether a Service whose actual state is unknown stays rejected for now: a try
 // takes a full pass, and one namespace must not cost all others one after the other. If it does
-// not wait, it has that now.
+// not wait, its retry is used up.
 func (e *Engine[P]) waits(r *dataplane.Ruleset, name dataplane.ServiceName) bool {
 	_, preserved := e.Preserved[name]
 	if preserved || r.Services[name] == nil {

@@ -15,7 +15,7 @@ import (
 // changed.
 type audited struct {
 	want      *desired
-	services  map[dataplane.ServiceName]*dataplane.Service // that want was planned of
+	services  map[dataplane.ServiceName]*dataplane.Service // from which want was planned
 	prune     bool
 	preserved int // Services of Ruleset.Preserve
 	since     moment

@@ -78,7 +78,7 @@ func Declaration() dataplane.Declaration {
 	}
 }
 
-// ownership tells the chains and rules of one mode from those of all others, as the modes declare
+// ownership distinguishes the chains and rules of one mode from those of all others, as the modes declare
 // them. Modes share chains, and while a node changes from one to another, their rules stand in
 // these together.
 type ownership struct {

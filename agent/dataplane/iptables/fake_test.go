@@ -11,7 +11,7 @@ import (
 // fakeKernel is a model of the kernel that counts what is done to it, and fails
 // where a test says so.
 type fakeKernel struct {
-	modelled
+	modeled
 	tables   *iptablesmodel.Kernel
 	fail     error    // returned by the next apply
 	writes   []string // inputs that were not empty
@@ -24,7 +24,7 @@ type fakeKernel struct {
 
 func newFakeKernel() *fakeKernel {
 	tables := iptablesmodel.NewKernel()
-	return &fakeKernel{modelled: modelled{tables}, tables: tables}
+	return &fakeKernel{modeled: modeled{tables}, tables: tables}
 }
 
 func (k *fakeKernel) warnings(context.Context) []string     { return k.warn }
@@ -50,7 +50,7 @@ func (k *fakeKernel) list(ctx context.Context, in chainID) ([]kernelRule, error)
 	if k.unlisted != nil {
 		return nil, k.unlisted
 	}
-	return k.modelled.list(ctx, in)
+	return k.modeled.list(ctx, in)
 }
 
 // save prints the tables as iptables-save does.
@@ -65,7 +65,7 @@ func (k *fakeKernel) apply(ctx context.Context, input string) error {
 		return nil
 	}
 	k.writes = append(k.writes, input)
-	return k.modelled.apply(ctx, input)
+	return k.modeled.apply(ctx, input)
 }
 
 // chain returns the rules of a chain.

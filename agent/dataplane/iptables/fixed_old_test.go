@@ -9,7 +9,7 @@ import (
 )
 
 // oldPrograms do not know MASQUERADE --random-fully.
-type oldPrograms struct{ modelled }
+type oldPrograms struct{ modeled }
 
 func (oldPrograms) randomFully() bool { return false }
 
@@ -18,7 +18,7 @@ func (oldPrograms) randomFully() bool { return false }
 func TestFixedRulesWithOldPrograms(t *testing.T) {
 	model := iptablesmodel.NewKernel()
 	k := NewFixedRules(serversMode(), dataplane.IPv4, Options{Modes: twoModes(), Model: model})
-	k.kernel = oldPrograms{modelled{model: model}}
+	k.kernel = oldPrograms{modeled{model: model}}
 	rules := PostroutingRules("0x4000", true)
 	want := Fixed{
 		Chains: []FixedChain{{Table: "nat", Name: "KUBE-POSTROUTING", Rules: rules}},

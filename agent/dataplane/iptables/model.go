@@ -21,35 +21,35 @@ type Model interface {
 	Addresses() []netip.Addr
 }
 
-type modelled struct{ model Model }
+type modeled struct{ model Model }
 
-var _ kernel = modelled{}
+var _ kernel = modeled{}
 
-func (m modelled) find(context.Context) error      { return nil }
-func (m modelled) probe() error                    { return nil }
-func (m modelled) others() (uint32, bool)          { return 0, false }
-func (m modelled) unwatched(do func() error) error { return do() }
+func (m modeled) find(context.Context) error      { return nil }
+func (m modeled) probe() error                    { return nil }
+func (m modeled) others() (uint32, bool)          { return 0, false }
+func (m modeled) unwatched(do func() error) error { return do() }
 
-func (m modelled) lacks(context.Context, []string) ([]string, error) { return nil, nil }
+func (m modeled) lacks(context.Context, []string) ([]string, error) { return nil, nil }
 
-func (m modelled) entries() (int, bool) { return 0, false }
-func (m modelled) legacy() bool         { return false }
-func (m modelled) randomFully() bool    { return true }
+func (m modeled) entries() (int, bool) { return 0, false }
+func (m modeled) legacy() bool         { return false }
+func (m modeled) randomFully() bool    { return true }
 
-func (m modelled) warnings(context.Context) []string     { return nil }
-func (m modelled) all(context.Context) ([]kernel, error) { return []kernel{m}, nil }
+func (m modeled) warnings(context.Context) []string     { return nil }
+func (m modeled) all(context.Context) ([]kernel, error) { return []kernel{m}, nil }
 
-func (m modelled) watch(ctx context.Context, _ *atomic.Pointer[entries], _ func(dataplane.Change)) error {
+func (m modeled) watch(ctx context.Context, _ *atomic.Pointer[entries], _ func(dataplane.Change)) error {
 	<-ctx.Done()
 	return nil
 }
 
-func (m modelled) read(context.Context) (*kernelState, error) {
+func (m modeled) read(context.Context) (*kernelState, error) {
 	state := newKernelState()
 	return state, state.read(strings.NewReader(m.model.Save(nat) + m.model.Save(filter)))
 }
 
-func (m modelled) list(ctx context.Context, in chainID) ([]kernelRule, error) {
+func (m modeled) list(ctx context.Context, in chainID) ([]kernelRule, error) {
 	state, err := m.read(ctx)
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func (m modelled) list(ctx context.Context, in chainID) ([]kernelRule, error) {
 	return state.rulesIn(in)
 }
 
-func (m modelled) apply(_ context.Context, input string) error {
+func (m modeled) apply(_ context.Context, input string) error {
 	err := m.model.Restore(input)
 	if err == nil {
 		return nil
@@ -68,7 +68,7 @@ func (m modelled) apply(_ context.Context, input string) error {
 // newKernel is the node's kernel, or the model in its place, for one of the modes.
 func newKernel(family dataplane.Family, modes *ownership, o *Options) kernel {
 	if o.Model != nil {
-		return modelled{o.Model}
+		return modeled{o.Model}
 	}
 	return nodeKernel(family, modes, o)
 }

@@ -33,7 +33,7 @@ func (v Variant) suffix() string {
 	return "-nft"
 }
 
-// variantOf tells the variant from what "iptables --version" prints. Programs
+// variantOf returns the variant that "iptables --version" prints. Programs
 // older than 1.8 name none and are of the legacy variant.
 func variantOf(version string) Variant {
 	if strings.Contains(version, string(NFTables)) {

@@ -86,7 +86,7 @@ func TestTrace(t *testing.T) {
 			"eth0", ext, "192.168.0.2:80", "PASS 1.000",
 		},
 		{"a circle", "*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\n-A B -j A\n-A PREROUTING -j A\nCOMMIT\n", "eth0", ext, "192.0.2.1:80", "chain A: jumps in a circle"},
-		{"a verdict out of place", "*nat\n-A PREROUTING -j DROP\nCOMMIT\n", "eth0", ext, "192.0.2.1:80", "PREROUTING of nat: target out of place: -j DROP"},
+		{"a verdict out of place", "*nat\n-A PREROUTING -j DROP\nCOMMIT\n", "eth0", ext, "192.0.2.1:80", "PREROUTING of nat: target not allowed here: -j DROP"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := NewKernel(netip.MustParseAddr("192.168.0.2"))

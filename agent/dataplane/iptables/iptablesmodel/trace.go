@@ -14,11 +14,11 @@ type Packet struct {
 	// Protocol is tcp, udp or sctp.
 	Protocol string
 	Source   netip.Addr
-	// In is the interface by which it enters the node. Empty: a process on the
+	// In is the ingress interface. Empty: a process on the
 	// node itself has sent it.
 	In          string
 	Destination netip.AddrPort
-	// State is what connection tracking takes it for. Empty: NEW.
+	// State is its conntrack state. Empty: NEW.
 	State string
 	// Bridged: it has come by a port of a bridge.
 	Bridged bool
@@ -84,7 +84,7 @@ func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 		return nil, fmt.Errorf("no packet that can be traced: %+v", p)
 	}
 	if n := len(k.chains[chainID{"nat", "INPUT"}]); n > 0 {
-		return nil, fmt.Errorf("%d rules in INPUT of nat, which is not modelled", n)
+		return nil, fmt.Errorf("%d rules in INPUT of nat, which is not modeled", n)
 	}
 	p.State = cmp.Or(p.State, "NEW")
 	w := &walk{Kernel: k}
@@ -176,7 +176,7 @@ func (w *walk) fail(format string, args ...any) {
 	}
 }
 
-// where applies step to the flows that still go and meet the condition.
+// where applies step to the flows in progress that meet the condition.
 func (w *walk) where(live []*flow, condition func(*flow) bool, step func([]*flow) []*flow) []*flow {
 	var chosen, others []*flow
 	for _, f := range live {
@@ -274,7 +274,7 @@ func (w *walk) chain(id chainID, from int, f *flow, depth int) []end {
 func (w *walk) act(id chainID, r *rule, f *flow, depth int) []end {
 	decided := func(allowed string) []end {
 		if id.table != allowed {
-			w.fail("%s of %s: target out of place: %s", id.name, id.table, r.text)
+			w.fail("%s of %s: target not allowed here: %s", id.name, id.table, r.text)
 		}
 		return []end{{flow: f, decided: true}}
 	}
@@ -307,7 +307,7 @@ func (w *walk) act(id chainID, r *rule, f *flow, depth int) []end {
 		}
 		return decided("nat")
 	default:
-		w.fail("rule without a meaning: %s", r.text)
+		w.fail("unsupported rule: %s", r.text)
 	}
 	return []end{{flow: f}}
 }
@@ -359,9 +359,9 @@ func (w *walk) holds(option string, m *match, r *rule, f *flow) bool {
 		}
 		is = f.isVirtual(option, m)
 	case "--set", "--name", "--seconds", "--reap", "--rsource", "--mask", "--comment", "--mode", "--probability":
-		return !m.not // told elsewhere, or without effect
+		return !m.not // handled elsewhere, or without effect
 	default:
-		w.fail("option without a meaning: %s in %s", option, r.text)
+		w.fail("unsupported option: %s in %s", option, r.text)
 	}
 	return is != m.not
 }
