@@ -48,6 +48,49 @@ func InterfaceAddresses() ([]netip.Addr, error) {
 	return out, nil
 }
 
+// PodTraffic is how traffic of this node's pods is recognized. The zero value recognizes none.
+type PodTraffic struct {
+	// Source is the range of its sources.
+	Source netip.Prefix
+	// Interface is where it arrives; with Prefix: what the interface's name begins with.
+	Interface string
+	Prefix    bool
+}
+
+// Known reports whether traffic of pods can be recognized.
+func (p PodTraffic) Known() bool { return p.Source.IsValid() || p.Interface != "" }
+
+// PodTrafficOf derives from a node's settings how traffic of its pods is recognized in a family. The
+// error names the invalid field.
+func PodTrafficOf(family Family, n *Node) (PodTraffic, error) {
+	d := n.Settings.DetectLocal
+	switch d.Mode {
+	case v1alpha1.DetectLocalClusterCIDR:
+		for i, cidr := range d.ClusterCIDRs {
+			p, err := netip.ParsePrefix(cidr)
+			if err != nil {
+				return PodTraffic{}, fmt.Errorf("spec.settings.detectLocal.clusterCIDRs[%d]: %w", i, err)
+			}
+			if family.Of(p.Addr()) {
+				return PodTraffic{Source: p.Masked()}, nil
+			}
+		}
+	case v1alpha1.DetectLocalNodeCIDR:
+		if len(n.PodCIDRs) > 0 {
+			return PodTraffic{Source: n.PodCIDRs[0].Masked()}, nil
+		}
+	case v1alpha1.DetectLocalBridgeInterface:
+		if d.Interface != nil {
+			return PodTraffic{Interface: *d.Interface}, nil
+		}
+	case v1alpha1.DetectLocalInterfaceNamePrefix:
+		if d.InterfaceNamePrefix != nil {
+			return PodTraffic{Interface: *d.InterfaceNamePrefix, Prefix: true}, nil
+		}
+	}
+	return PodTraffic{}, nil
+}
+
 // NodePorts determines on which of a node's addresses NodePorts answer.
 type NodePorts struct {
 	family Family

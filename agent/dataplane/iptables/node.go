@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -49,32 +48,17 @@ func newConfig(family dataplane.Family, n *dataplane.Node, facts kernelFacts) (*
 // "-s 10.244.0.0/16". It is empty where nothing is known of this family's pods.
 // The error names the field that cannot be read.
 func PodMatch(family dataplane.Family, n *dataplane.Node) (string, error) {
-	d := n.Settings.DetectLocal
-	switch d.Mode {
-	case v1alpha1.DetectLocalClusterCIDR:
-		for i, cidr := range d.ClusterCIDRs {
-			p, err := netip.ParsePrefix(cidr)
-			if err != nil {
-				return "", fmt.Errorf("spec.settings.detectLocal.clusterCIDRs[%d]: %w", i, err)
-			}
-			if family.Of(p.Addr()) {
-				return "-s " + p.Masked().String(), nil
-			}
-		}
-	case v1alpha1.DetectLocalNodeCIDR:
-		if len(n.PodCIDRs) > 0 {
-			return "-s " + n.PodCIDRs[0].Masked().String(), nil
-		}
-	case v1alpha1.DetectLocalBridgeInterface:
-		if d.Interface != nil {
-			return "-i " + *d.Interface, nil
-		}
-	case v1alpha1.DetectLocalInterfaceNamePrefix:
-		if d.InterfaceNamePrefix != nil {
-			return "-i " + *d.InterfaceNamePrefix + "+", nil
-		}
+	pods, err := dataplane.PodTrafficOf(family, n)
+	switch {
+	case err != nil || !pods.Known():
+		return "", err
+	case pods.Source.IsValid():
+		return "-s " + pods.Source.String(), nil
+	case pods.Prefix:
+		return "-i " + pods.Interface + "+", nil
+	default:
+		return "-i " + pods.Interface, nil
 	}
-	return "", nil
 }
 
 // inNodePortRanges returns those of the interfaces' addresses that NodePorts answer on, sorted; nil

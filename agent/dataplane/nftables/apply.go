@@ -192,10 +192,9 @@ func (o operations) Full(_ context.Context, r *dataplane.Ruleset, asked bool) (e
 		}
 		difference = c.compare(&listing{}, plans)
 	}
-	former := c.state(l)
-	c.retain(difference, former, keys(resting))
+	c.retain(difference, keys(resting))
 	if !r.Prune {
-		c.retain(difference, former, former.unknown(r))
+		c.retain(difference, difference.former.unknown(r))
 		delete(difference.stale.deleted, setClusterIPs)
 		delete(difference.stale.deleted, setHairpin)
 	}
@@ -262,7 +261,7 @@ func (o operations) writeDifference(c *config, l *listing, d *comparison) (int, 
 	if err != nil {
 		return 0, err
 	}
-	c.retain(d, c.state(l), keys(o.engine.Rejected))
+	c.retain(d, keys(o.engine.Rejected))
 	var b nft.Batch
 	d.stale.appendTo(&b, t, sets)
 	if len(hooks.chains) > 0 {
@@ -309,10 +308,10 @@ func (c *config) preserve(l *listing, d *comparison, services map[dataplane.Serv
 	}
 }
 
-// retain leaves what the table has of some Services, by its former state.
-func (c *config) retain(d *comparison, former *state, names map[dataplane.ServiceName]struct{}) {
+// retain leaves what the table has of some Services.
+func (c *config) retain(d *comparison, names map[dataplane.ServiceName]struct{}) {
 	for name := range names {
-		d.desired.demote(name, former)
+		d.desired.demote(name, d.former)
 	}
 	for set, elements := range d.stale.deleted {
 		d.stale.deleted[set] = slices.DeleteFunc(elements, func(e nft.Element) bool {

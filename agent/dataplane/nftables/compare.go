@@ -11,8 +11,8 @@ import (
 
 // comparison is how a listing differs from the desired state.
 type comparison struct {
-	// desired is the state after everything is written.
-	desired *state
+	// former is the state of the listing, desired that after everything is written.
+	former, desired *state
 	// rebuild: a set has another description, which takes a new table.
 	rebuild bool
 	// sets are those that are missing, chains those that are missing or have other rules.
@@ -41,8 +41,8 @@ func (c *change) size() (n int) {
 // compare compares a listing to the plans of all Services. Endpoints of the plans are put in the
 // order of the listing.
 func (c *config) compare(l *listing, plans map[dataplane.ServiceName]*servicePlan) *comparison {
-	out := &comparison{desired: newState(), services: map[dataplane.ServiceName]*change{}, stale: newChange()}
 	former := c.state(l)
+	out := &comparison{former: former, desired: newState(), services: map[dataplane.ServiceName]*change{}, stale: newChange()}
 	out.desired.timeouts = former.timeouts // sets of earlier Services stay: rules use them
 	shared := map[string]map[string]nft.Element{setClusterIPs: {}, setHairpin: {}}
 	used := map[string]map[string]struct{}{}
@@ -56,7 +56,7 @@ func (c *config) compare(l *listing, plans map[dataplane.ServiceName]*servicePla
 		}
 		u := c.newUpdate(out.desired)
 		u.set(name, plan)
-		u.chains = maps.Clone(out.desired.chains)
+		u.chains = out.desired.chains
 		for i := range plan.destinations {
 			c.reach(u.chains, plan.destinations[i].chain)
 			c.reach(u.chains, plan.destinations[i].circuit)

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -23,7 +22,7 @@ type facts struct {
 // config is what the rules depend on besides Services. Two that are deeply equal plan alike.
 type config struct {
 	family        dataplane.Family
-	pods          podTraffic
+	pods          dataplane.PodTraffic
 	masqueradeAll bool
 	mark          uint32
 	nodeIP        netip.Addr // the primary address; invalid if unknown
@@ -31,14 +30,6 @@ type config struct {
 	nodePortIPs []netip.Addr
 	dropInvalid bool
 	probe       bool // the table is for Supported
-}
-
-// podTraffic says how traffic of this node's pods is recognized. The zero value recognizes none.
-type podTraffic struct {
-	source netip.Prefix
-	// interfaceName is where it arrives; with prefix: what the name begins with.
-	interfaceName string
-	prefix        bool
 }
 
 // newConfig derives what the rules depend on from a node's settings and facts. The error names the
@@ -55,7 +46,7 @@ func newConfig(family dataplane.Family, n *dataplane.Node, f facts) (*config, er
 		c.nodeIP = n.Addresses[0]
 	}
 	var err error
-	if c.pods, err = podTrafficOf(family, n); err != nil {
+	if c.pods, err = dataplane.PodTrafficOf(family, n); err != nil {
 		return nil, err
 	}
 	nodePorts, err := dataplane.NodePortsOf(family, n)
@@ -71,38 +62,6 @@ func newConfig(family dataplane.Family, n *dataplane.Node, f facts) (*config, er
 	c.nodePortIPs = slices.Compact(c.nodePortIPs)
 	return c, nil
 }
-
-func podTrafficOf(family dataplane.Family, n *dataplane.Node) (podTraffic, error) {
-	d := n.Settings.DetectLocal
-	switch d.Mode {
-	case v1alpha1.DetectLocalClusterCIDR:
-		for i, cidr := range d.ClusterCIDRs {
-			p, err := netip.ParsePrefix(cidr)
-			if err != nil {
-				return podTraffic{}, fmt.Errorf("spec.settings.detectLocal.clusterCIDRs[%d]: %w", i, err)
-			}
-			if family.Of(p.Addr()) {
-				return podTraffic{source: p.Masked()}, nil
-			}
-		}
-	case v1alpha1.DetectLocalNodeCIDR:
-		if len(n.PodCIDRs) > 0 {
-			return podTraffic{source: n.PodCIDRs[0].Masked()}, nil
-		}
-	case v1alpha1.DetectLocalBridgeInterface:
-		if d.Interface != nil {
-			return podTraffic{interfaceName: *d.Interface}, nil
-		}
-	case v1alpha1.DetectLocalInterfaceNamePrefix:
-		if d.InterfaceNamePrefix != nil {
-			return podTraffic{interfaceName: *d.InterfaceNamePrefix, prefix: true}, nil
-		}
-	}
-	return podTraffic{}, nil
-}
-
-// known reports whether traffic of pods can be recognized.
-func (p podTraffic) known() bool { return p.source.IsValid() || p.interfaceName != "" }
 
 // header is where addresses are in the network header.
 func (c *config) header() header {

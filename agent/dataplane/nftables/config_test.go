@@ -24,29 +24,29 @@ func TestConfig(t *testing.T) {
 	interfaces := facts{addresses: addrs("127.0.0.1 192.0.2.1 198.51.100.1 2001:db8::1"), liberal: true}
 	for name, c := range map[string]struct {
 		change    func(*v1alpha1.ProxySettings)
-		pods      podTraffic
+		pods      dataplane.PodTraffic
 		nodePorts string
 		err       string
 	}{
-		"defaults": {nil, podTraffic{}, "192.0.2.1 198.51.100.1", ""},
+		"defaults": {nil, dataplane.PodTraffic{}, "192.0.2.1 198.51.100.1", ""},
 		"cluster ranges": {func(s *v1alpha1.ProxySettings) {
 			s.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: []string{"fd00::/64", "10.244.0.1/16"}}
-		}, podTraffic{source: netip.MustParsePrefix("10.244.0.0/16")}, "192.0.2.1 198.51.100.1", ""},
+		}, dataplane.PodTraffic{Source: netip.MustParsePrefix("10.244.0.0/16")}, "192.0.2.1 198.51.100.1", ""},
 		"a range that is none": {func(s *v1alpha1.ProxySettings) {
 			s.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: []string{"x"}}
-		}, podTraffic{}, "", "spec.settings.detectLocal.clusterCIDRs[0]"},
+		}, dataplane.PodTraffic{}, "", "spec.settings.detectLocal.clusterCIDRs[0]"},
 		"node range": {func(s *v1alpha1.ProxySettings) {
 			s.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalNodeCIDR}
-		}, podTraffic{source: netip.MustParsePrefix("10.244.1.0/24")}, "192.0.2.1 198.51.100.1", ""},
+		}, dataplane.PodTraffic{Source: netip.MustParsePrefix("10.244.1.0/24")}, "192.0.2.1 198.51.100.1", ""},
 		"interface": {func(s *v1alpha1.ProxySettings) {
 			s.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalBridgeInterface, Interface: new("br0")}
-		}, podTraffic{interfaceName: "br0"}, "192.0.2.1 198.51.100.1", ""},
+		}, dataplane.PodTraffic{Interface: "br0"}, "192.0.2.1 198.51.100.1", ""},
 		"interface prefix": {func(s *v1alpha1.ProxySettings) {
 			s.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalInterfaceNamePrefix, InterfaceNamePrefix: new("veth")}
-		}, podTraffic{interfaceName: "veth", prefix: true}, "192.0.2.1 198.51.100.1", ""},
+		}, dataplane.PodTraffic{Interface: "veth", Prefix: true}, "192.0.2.1 198.51.100.1", ""},
 		"primary address": {func(s *v1alpha1.ProxySettings) {
 			s.NodePorts = &v1alpha1.NodePortSettings{AddressMode: new(v1alpha1.NodePortsPrimary)}
-		}, podTraffic{}, "192.0.2.1", ""},
+		}, dataplane.PodTraffic{}, "192.0.2.1", ""},
 	} {
 		got, err := newConfig(dataplane.IPv4, node(c.change), interfaces)
 		if c.err != "" {

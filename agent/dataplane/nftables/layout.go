@@ -197,14 +197,14 @@ func (c *config) rules(of chain) []rule {
 		switch {
 		case c.masqueradeAll:
 			out = append(out, c.marking())
-		case c.pods.known():
+		case c.pods.Known():
 			out = append(out, append(c.match(false), c.marking()...))
 		}
 	case external:
 		out = append(out, c.marking())
 	case externalLocal:
 		circuit := append(c.loadDestination(0), nft.Follow(setCircuit, 0))
-		if c.pods.known() {
+		if c.pods.Known() {
 			out = append(out, append(c.match(true), circuit...))
 		}
 		local := func() []nft.Expr {
@@ -232,14 +232,14 @@ func (c *config) match(is bool) []nft.Expr {
 	if is {
 		compare = nft.Equal
 	}
-	if !c.pods.source.IsValid() {
-		name := []byte(c.pods.interfaceName)
-		if !c.pods.prefix { // the kernel pads a name with zeros
+	if !c.pods.Source.IsValid() {
+		name := []byte(c.pods.Interface)
+		if !c.pods.Prefix { // the kernel pads a name with zeros
 			name = append(name, make([]byte, unix.IFNAMSIZ-len(name))...)
 		}
 		return []nft.Expr{nft.Meta(unix.NFT_META_IIFNAME, 0), compare(0, name)}
 	}
-	source := c.pods.source
+	source := c.pods.Source
 	address := source.Addr().AsSlice()
 	mask := make([]byte, len(address))
 	for i := range mask {

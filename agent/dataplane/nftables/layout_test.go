@@ -39,8 +39,8 @@ func ownNamespace(t *testing.T) *nft.Conn {
 // TestReadableByNft lists with nft all chains of the layout.
 func TestReadableByNft(t *testing.T) {
 	for name, c := range map[string]*config{
-		"IPv4": {family: dataplane.IPv4, mark: 0x4000, dropInvalid: true, pods: podTraffic{source: netip.MustParsePrefix("10.244.16.0/20")}},
-		"IPv6": {family: dataplane.IPv6, mark: 0x4000, pods: podTraffic{interfaceName: "veth", prefix: true}},
+		"IPv4": {family: dataplane.IPv4, mark: 0x4000, dropInvalid: true, pods: dataplane.PodTraffic{Source: netip.MustParsePrefix("10.244.16.0/20")}},
+		"IPv6": {family: dataplane.IPv6, mark: 0x4000, pods: dataplane.PodTraffic{Interface: "veth", Prefix: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := ownNamespace(t)

@@ -31,7 +31,7 @@ func eps(text string) []netip.AddrPort {
 }
 
 var testConfig = &config{
-	family: dataplane.IPv4, mark: 0x4000, pods: podTraffic{source: netip.MustParsePrefix("10.244.0.0/16")},
+	family: dataplane.IPv4, mark: 0x4000, pods: dataplane.PodTraffic{Source: netip.MustParsePrefix("10.244.0.0/16")},
 	nodeIP: netip.MustParseAddr("192.0.2.1"), nodePortIPs: addrs("192.0.2.1 192.0.2.2"),
 }
 

@@ -187,14 +187,6 @@ func (b *Batch) FlushChain(t Table, name string) {
 	b.end()
 }
 
-// DeleteChain deletes a chain without rules that nothing leads to.
-func (b *Batch) DeleteChain(t Table, name string) {
-	b.begin(t, unix.NFT_MSG_DELCHAIN, 0)
-	b.text(unix.NFTA_CHAIN_TABLE, t.Name)
-	b.text(unix.NFTA_CHAIN_NAME, name)
-	b.end()
-}
-
 // AddRule appends a rule to a chain.
 func (b *Batch) AddRule(t Table, chain, comment string, rule ...Expr) {
 	b.begin(t, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND)
@@ -269,22 +261,6 @@ func (s *Set) flags() uint32 {
 		flags |= unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
 	}
 	return flags
-}
-
-// DeleteSet deletes a set or a map that no rule uses.
-func (b *Batch) DeleteSet(t Table, name string) {
-	b.begin(t, unix.NFT_MSG_DELSET, 0)
-	b.text(unix.NFTA_SET_TABLE, t.Name)
-	b.text(unix.NFTA_SET_NAME, name)
-	b.end()
-}
-
-// FlushSet deletes the elements of a set or a map.
-func (b *Batch) FlushSet(t Table, name string) {
-	b.begin(t, unix.NFT_MSG_DELSETELEM, 0)
-	b.text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-	b.text(unix.NFTA_SET_ELEM_LIST_SET, name)
-	b.end()
 }
 
 // AddElement adds an element. The kernel rejects the batch if the set has one of the same key and
