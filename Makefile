@@ -25,9 +25,10 @@ CHANNEL ?= candidate
 REPLACES ?=
 BUNDLE_OUTPUT ?=
 
-# What make bench measures: numbers of Services and variants of iptables. Its
-# results go to BENCH_JSON.
-SIZES ?= 1000 5000
+# What make bench measures: numbers of Services, as in 5000 or 5000x50 (endpoints of each), for how
+# long endpoints change, and variants of iptables. Its results go to BENCH_JSON.
+SIZES ?= $(if $(filter nftables NFTables,$(MODE)),1x1 5000x10 5000x50 44000x1 44000x3,1000 5000)
+CHURN ?= 1m
 VARIANTS ?= nf_tables legacy
 BENCH_JSON ?= dist/bench.json
 
@@ -62,7 +63,7 @@ images: ## Write the container images and their SBOMs to dist/images; IMAGE_REGI
 	@VERSION="$(VERSION)" IMAGE_REGISTRY="$(IMAGE_REGISTRY)" REFRESH="$(REFRESH)" hack/images.sh
 
 .PHONY: generate
-generate: ## Write deep copies, CRDs, RBAC roles and docs/api.md from the Go code.
+generate: ## Write defaults, deep copies, CRDs, RBAC roles and docs/api.md from the Go code.
 	hack/generate.sh
 
 .PHONY: install-manifest
@@ -174,9 +175,9 @@ test-cluster: ## Run the tests of the local clusters that demo and tests use (ro
 	go test -count 1 ./test/cluster/...
 
 .PHONY: bench
-bench: build ## Compare speed and cost with kube-proxy (root, 33 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it; MODE=ipvs in that mode; AGAINST=test/bench/ratios.json fails if a ratio got worse.
+bench: build ## Compare speed and cost with kube-proxy (root, 33 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it; MODE=ipvs or nftables in that mode; AGAINST=test/bench/ratios.json fails if a ratio got worse.
 	hack/install-packages.sh
-	go run ./test/bench $(if $(MODE),-mode $(MODE)) $(if $(AGAINST),-against "$(AGAINST)") -bin bin -sizes "$(SIZES)" -variants "$(VARIANTS)" -out "$(BENCH_JSON)"
+	go run ./test/bench $(if $(MODE),-mode $(MODE)) $(if $(AGAINST),-against "$(AGAINST)") -bin bin -sizes "$(SIZES)" -churn "$(CHURN)" -variants "$(VARIANTS)" -out "$(BENCH_JSON)"
 
 .PHONY: bench-go
 bench-go: ## Run the Go benchmarks, with allocations.
@@ -185,7 +186,7 @@ bench-go: ## Run the Go benchmarks, with allocations.
 ##@ Try out
 
 .PHONY: demo
-demo: build ## Show nodeproxy at work in a local cluster (root); MODE=ipvs in that mode; KEEP=1 leaves the cluster up.
+demo: build ## Show nodeproxy at work in a local cluster (root); MODE=ipvs or nftables in that mode; KEEP=1 leaves the cluster up.
 	go run ./test/demo -bin bin $(if $(MODE),-mode $(MODE)) $(if $(filter-out 0 no false,$(KEEP)),-keep)
 
 .PHONY: demo-clean

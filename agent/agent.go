@@ -1,13 +1,3 @@
-// Package agent is the node's half of nodeproxy: it watches the rendered rules, has the data
-// planes program the kernel from them, and reports the actual kernel state. It wires the
-// packages below it, and is the only one that knows all of them.
-//
-// Where to look:
-//
-//   - agent.go: options, wiring, and what follows an event of the API
-//   - sync.go, audit.go, verify.go: the steps of the sync loop; applied.go: what follows a write
-//   - mode.go, removal.go: mode selection, and the end of all rules
-//   - ports.go, report.go, logs.go: health ports, status and readiness, the log
 package agent
 
 import (
@@ -32,8 +22,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/health"
 	"github.com/nodeproxy-io/nodeproxy/agent/metrics"
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/agent/syncer"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules;nodeproxyrules;nodeproxies,verbs=get;list;watch
@@ -67,6 +59,8 @@ type Options struct {
 	// a Spotter, only ports are probed.
 	Probe   ownership.ProbeFunc
 	Spotter dataplane.Spotter
+	// Serving asks another proxy what it has programmed. Nil: that is unknown.
+	Serving ownership.ServingFunc
 	// Sockets names the process that has a port of ours. Nil: it is not named.
 	Sockets ownership.Sockets
 	// ProxyHealthAddress and MetricsAddress are the proxy's own ports, opened only when no
@@ -87,17 +81,16 @@ type Options struct {
 
 // Agent is one node's agent.
 type Agent struct {
-	options Options
-	log     logr.Logger
-	store   *desired.Store
-	fanout  *dataplane.Fanout
-	loop    *syncer.Syncer
-	writer  *status.Writer
-	metrics *metrics.Metrics
-	drift   *drift.Tracker
-	errors  *apiclient.Errors
-	// apiError returns the current error of reading the API, if any.
-	apiError func() string
+	options  Options
+	log      logr.Logger
+	unusable problemLog
+	store    *desired.Store
+	fanout   *dataplane.Fanout
+	loop     *syncer.Syncer
+	writer   *status.Writer
+	metrics  *metrics.Metrics
+	drift    *drift.Tracker
+	errors   *apiclient.Errors
 	lease    *apiclient.LeaseRenewer
 	owner    *ownership.Owner
 	// recovery writes and restores the checkpoint; nil: there is none.
@@ -109,16 +102,23 @@ type Agent struct {
 	servers  servers
 	tracking *conntrack.Tuner
 	started  time.Time
-	poke     chan struct{} // the status may be due
+	poke     pause.Wake // the status may be due
 
 	mu       sync.Mutex // guards everything below
 	ready    bool       // the pod is, from now on; see report.go
 	settings *desired.Settings
-	iptables string // version and variant, once known
-	missing  bool   // it was logged that the own object is gone
-	removing bool   // it was logged that rules are to be removed
-	rejected string // why the own object is not accepted, as last logged
+	iptables string                 // version and variant, once known
+	modes    []v1alpha1.ModeSupport // that the node could run
+	probe    modeProbe              // for these
+	missing  bool                   // it was logged that the own object is gone
+	removing bool                   // it was logged that rules are to be removed
+	rejected string                 // why the own object is not accepted, as last logged
 	logged   map[subject]string
+	// remain is what another active proxy does not take over; nil: unknown.
+	remain map[dataplane.Family]string
+	// leaving is when a removal has begun that leaves all else, given what that has removed.
+	leaving time.Time
+	given   map[dataplane.Family]string
 	// rejectionsLogged is when rejected Services were last named in the log.
 	rejectionsLogged time.Time
 }
@@ -143,8 +143,9 @@ func New(options Options) (*Agent, error) {
 		fanout:  dataplane.NewFanout(options.Dataplanes),
 		metrics: metrics.New(),
 		logged:  map[subject]string{},
+		given:   map[dataplane.Family]string{},
 		started: options.Clock.Now(),
-		poke:    make(chan struct{}, 1),
+		poke:    pause.NewWake(),
 	}
 	var disk *checkpoint.Disk
 	if options.StateDir != "" {
@@ -154,9 +155,10 @@ func New(options Options) (*Agent, error) {
 		}
 		disk = checkpoint.NewDisk(file, options.Identity, options.Clock, a.metrics.Checkpoint)
 	}
+	a.unusable = problemLog{log: a.log, clock: options.Clock}
 	a.store = desired.New(desired.Options{
 		Clock: options.Clock, NodeName: options.NodeName, Families: a.fanout.Families(), Formats: options.FormatVersions,
-		Report: a.reportProblem, Former: func(names int, hash uint64) *checkpoint.Restorable {
+		Report: a.unusable.report, Former: func(names int, hash uint64) *checkpoint.Restorable {
 			former, err := disk.LackedBy(names, hash)
 			a.logUnusable(disk, err)
 			return former
@@ -176,14 +178,13 @@ func New(options Options) (*Agent, error) {
 	a.checks, a.servers = a.newChecks(), a.newServers(instance)
 	api := apiclient.NewMetrics(a.metrics.Registry)
 	a.errors = apiclient.NewErrors(options.Clock, a.log, api)
-	a.apiError = a.errors.First
 	a.recovery = recovery.New(recovery.Options{
-		Clock: options.Clock, Log: a.log, Disk: disk, Store: a.store, APIError: func() string { return a.apiError() },
+		Clock: options.Clock, Log: a.log, Disk: disk, Store: a.store, APIError: a.errors.First,
 		Conflict: func() bool { return a.owner.Facts().Other != "" }, Restored: a.changed,
 	})
 	a.owner = ownership.New(ownership.Options{
 		Clock: options.Clock, Log: a.log, Store: a.store, Probe: options.Probe, Spotter: options.Spotter, Instance: instance,
-		FormerConflict: disk.Conflicted, Checks: a.metrics.Checks, Changed: a.pokeStatus, Cleared: a.loop.TriggerAfresh,
+		FormerConflict: disk.Conflicted, Checks: a.metrics.Checks, Changed: a.pokeStatus, Cleared: a.loop.TriggerAfresh, Beside: a.beside,
 	})
 	a.logUnusable(disk, disk.Open())
 	a.lease = apiclient.NewLeaseRenewer(apiclient.LeaseOptions{
@@ -248,6 +249,7 @@ func (a *Agent) serve(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { a.servers.metrics.Run(ctx) })
 	wg.Go(func() { a.runChecks(ctx) })
 	a.tracking.Forget()
+	a.forgetRemain()
 	a.loop.TriggerAfresh()
 }
 
@@ -282,8 +284,8 @@ func (a *Agent) noteObject() {
 		message := "The NodeProxyRules of this node exists"
 		switch {
 		case gone && settings == nil:
-			message = "There is no NodeProxyRules for this node; nothing is programmed until the controller renders it. Check that the NodeProxy \"cluster\" exists, that the controller runs, and that --node-name is the Node's name"
-		case gone && a.store.Removing():
+			message = "There is no NodeProxyRules for this node; nothing is programmed until the controller renders it"
+		case gone && a.store.CurrentRemoval().Requested:
 			message = "The NodeProxyRules of this node no longer exists; its rules are removed with the NodeProxy"
 		case gone:
 			message = "The NodeProxyRules of this node does not exist; the last known one stays applied"
@@ -304,11 +306,6 @@ func (a *Agent) noteObject() {
 		a.loop.TriggerAfresh()
 		a.owner.Switched()
 	}
-}
-
-// reportProblem logs which entries of a Service cannot be used.
-func (a *Agent) reportProblem(service dataplane.ServiceName, problem string) {
-	a.log.Info("Part of a ServiceProxyRules cannot be used and is left out; the controller reverts manual changes", "service", service.String(), "problem", problem)
 }
 
 // logUnusable logs why the checkpoint cannot be used.

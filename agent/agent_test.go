@@ -116,7 +116,7 @@ func TestVerificationEndsWarnings(t *testing.T) {
 	if err := a.verify(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := a.store.Warnings(); len(got) != 0 {
+	if got := a.store.Notices().Warnings; len(got) != 0 {
 		t.Errorf("what works by now is still warned of: %q", got)
 	}
 }
@@ -128,8 +128,8 @@ func TestVerificationFindsWarnings(t *testing.T) {
 	if err := a.verify(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := a.store.Warnings(); len(got) != 1 {
-		t.Errorf("what is wrong since the last write is not told: %q", got)
+	if got := a.store.Notices().Warnings; len(got) != 1 {
+		t.Errorf("what is wrong since the last write is not reported: %q", got)
 	}
 }
 

@@ -25,7 +25,11 @@ type applied struct {
 // listeners are called after an Apply, in this order.
 func (a *Agent) listeners() []func(*applied) {
 	return []func(*applied){
-		func(*applied) { a.tuneLate() },
+		func(*applied) { // the rules may have brought connection tracking
+			if a.owner.MayWrite() && a.tracking.Late() && a.tune() {
+				a.loop.Trigger()
+			}
+		},
 		func(d *applied) { a.metrics.Repaired(a.drift.Synced(d.outcomes, d.first)) },
 		a.cleanFlows,
 		func(d *applied) { a.updateChecks(d.outcomes) },
@@ -39,21 +43,6 @@ func (a *Agent) listeners() []func(*applied) {
 		},
 		func(*applied) { a.noteReady() },
 		func(*applied) { a.pokeStatus() },
-	}
-}
-
-// tuneTracking sets the kernel's settings of connection tracking if the applied ones are new.
-// That precedes the rules, some of which depend on it. Only the sync loop calls it.
-func (a *Agent) tuneTracking() {
-	if settings, _, _ := a.store.OwnObject(); a.tracking.Due(settings.ProxySettings) {
-		a.tune()
-	}
-}
-
-// tuneLate does that if the rules have brought connection tracking.
-func (a *Agent) tuneLate() {
-	if a.owner.MayWrite() && a.tracking.Late() && a.tune() {
-		a.loop.Trigger()
 	}
 }
 
@@ -121,10 +110,11 @@ func (a *Agent) cleanFlows(d *applied) {
 func (a *Agent) logApplied(d *applied) {
 	if !d.stopping {
 		a.logSync(d.err, d.kind, d.took, d.report)
-		a.logAbsent(a.store.Absences())
-		a.logWarnings(a.store.Warnings())
-		a.logRetiring(a.store.Retiring())
-		a.logRejected(a.store.RejectedNames())
+		notices := a.store.Notices()
+		a.logUnavailable(notices.Unavailable)
+		a.logWarnings(notices.Warnings)
+		a.logCleanups(notices.PendingCleanups)
+		a.logRejected(notices.Rejected)
 	}
 	if d.first {
 		a.log.Info("The kernel has a first complete set of rules", "duration", d.took)

@@ -29,6 +29,7 @@ func (a *Agent) audit(ctx context.Context) error {
 	if !ok {
 		return nil // enforcement is Enforce now: the settings have triggered what follows
 	}
+	a.probeModes(ctx)
 	outcomes := a.fanout.Verify(ctx, b.Rulesets, dataplane.VerifyOptions{Audit: true})
 	if a.auditMode(ctx, b, outcomes) {
 		if b, ok = a.store.PrepareAudit(start); !ok {
@@ -55,8 +56,9 @@ func (a *Agent) audit(ctx context.Context) error {
 	err := dataplane.JoinErrors(outcomes)
 	a.log.V(2).Info("Compared the kernel with the desired state", "duration", took)
 	a.logAudit(err)
-	a.logAbsent(a.store.Absences())
-	a.logWarnings(a.store.Warnings())
+	notices := a.store.Notices()
+	a.logUnavailable(notices.Unavailable)
+	a.logWarnings(notices.Warnings)
 	if first {
 		a.log.Info("Compared the kernel with the desired state for the first time; enforcement is Audit, nothing is written", "duration", took)
 	}

@@ -24,7 +24,7 @@ func TestAuditWritesNothingAndReports(t *testing.T) {
 		after(time.Second)
 		if reason, _ := r.condition(); reason != v1alpha1.ReasonAuditInSync {
 			// Nothing counts yet: the kernel is empty since a moment.
-			t.Errorf("at first: %s", reason)
+			t.Errorf("initially: %s", reason)
 		}
 		after(4 * time.Second)
 		reason, message := r.condition()
@@ -158,7 +158,7 @@ func TestAuditThatFails(t *testing.T) {
 }
 
 // TestOutcomesAfterLostOwnershipDoNotCount: an Apply that ends when another proxy
-// writes already tells nothing.
+// writes already reports nothing.
 func TestOutcomesAfterLostOwnershipDoNotCount(t *testing.T) {
 	a, _, _, _ := owningAgent(t)
 	b := prepare(a.store)

@@ -13,7 +13,7 @@ import (
 )
 
 // comparing returns an agent that has compared a kernel to the desired state, with
-// nothing to tell, and whose loop does not run.
+// nothing to report, and whose loop does not run.
 func comparing(t *testing.T) (*Agent, *rig) {
 	t.Helper()
 	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
@@ -141,7 +141,7 @@ func TestWhatIsWrittenIsNotCompared(t *testing.T) {
 	expectPending(t, a, "before the first comparison")
 	a.store.Commit(b, outcomes, nil)
 	expectPending(t, a, "with the end of a write")
-	if names := a.store.RejectedNames(); len(names) != 0 {
+	if names := a.store.Notices().Rejected; len(names) != 0 {
 		t.Errorf("rejected %v", names)
 	}
 }

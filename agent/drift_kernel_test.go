@@ -63,8 +63,8 @@ func command(t *testing.T, name string, args ...string) {
 type liveNode struct {
 	*testing.T
 	*Agent
-	rig    *rig
-	folder string // of the iptables programs
+	rig       *rig
+	directory string // of the iptables programs
 	// first is how long the first set took, firstCPU what of a processor.
 	first, firstCPU time.Duration
 }
@@ -73,14 +73,14 @@ type liveNode struct {
 // with an endpoint that answers, and watches it until the test ends.
 func newLiveNode(t *testing.T, program string, services int) *liveNode {
 	t.Helper()
-	n := &liveNode{T: t, folder: t.TempDir()}
+	n := &liveNode{T: t, directory: t.TempDir()}
 	path, err := exec.LookPath(program)
 	if err != nil {
 		t.Fatalf("%s not found: apt-get install iptables", program)
 	}
 	for _, name := range []string{"iptables", "ip6tables"} {
 		for _, end := range []string{"", "-restore", "-save"} {
-			if err := os.Symlink(path, filepath.Join(n.folder, name+end)); err != nil {
+			if err := os.Symlink(path, filepath.Join(n.directory, name+end)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -94,7 +94,7 @@ func newLiveNode(t *testing.T, program string, services int) *liveNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs, commits := iptables.NewPrograms(n.folder, ""), &iptables.Commits{}
+	programs, commits := iptables.NewPrograms(n.directory, ""), &iptables.Commits{}
 	planes := map[dataplane.Family]dataplane.Dataplane{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		planes[family] = iptables.New(family, iptables.Options{Programs: programs, Commits: commits})
@@ -220,7 +220,7 @@ func (n *liveNode) intact() {
 	n.Helper()
 	for family, ruleset := range n.store.Verifiable() {
 		ruleset.Full = true
-		d, err := iptables.New(family, iptables.Options{Programs: iptables.NewPrograms(n.folder, "")}).Verify(context.Background(), ruleset, dataplane.VerifyOptions{})
+		d, err := iptables.New(family, iptables.Options{Programs: iptables.NewPrograms(n.directory, "")}).Verify(context.Background(), ruleset, dataplane.VerifyOptions{})
 		if err != nil || d.Count != 0 {
 			n.Errorf("%s after the repair: %+v, %v", family, d, err)
 		}
@@ -255,7 +255,7 @@ func TestRepairTimes(t *testing.T) {
 func measureRepair(t *testing.T, program string, services int) {
 	t.Helper()
 	n := newLiveNode(t, program, services)
-	tool := filepath.Join(n.folder, "iptables")
+	tool := filepath.Join(n.directory, "iptables")
 	best := time.Hour
 	for range 2 { // the next one would wait
 		n.loopRests()
@@ -283,7 +283,7 @@ func TestAFlushAfterHarmlessChangesIsRepairedAtOnce(t *testing.T) {
 		return
 	}
 	n := newLiveNode(t, "xtables-nft-multi", 1000)
-	tool := filepath.Join(n.folder, "iptables")
+	tool := filepath.Join(n.directory, "iptables")
 	checks := func() float64 { return counted(t, n.Agent, "verifications_total", "result")["same"] }
 	n.loopRests()
 	for range drift.CleanChecks + 1 {
@@ -309,96 +309,4 @@ func (n *liveNode) loopRests() {
 		_, err := os.Stat("/proc/self") // gives way
 		return err == nil && n.loop.Overdue() == 0 && n.store.Snapshot().OldestPending.IsZero()
 	})
-}
-
-// TestWatchCostsLittle measures what the watch costs while another program
-// writes rules that are not ours all the time, as some CNI plugins do.
-func TestWatchCostsLittle(t *testing.T) {
-	if !inOwnNamespace(t) {
-		return
-	}
-	const (
-		services  = 1000
-		perSecond = 50
-		lasts     = 10 * time.Second
-	)
-	n := newLiveNode(t, "xtables-nft-multi", services)
-	n.loopRests()
-	pass(2 * time.Second) // what follows the first set is over
-	n.loopRests()
-	idle := n.cpuDuring(lasts, func() {})
-	reads := n.reads()
-	writer := n.writer()
-	busy := n.cpuDuring(lasts, func() {
-		for range int(lasts.Seconds()) * perSecond / 2 {
-			// A rule of a plugin beside ours, and one in a table of its own.
-			writer("add rule ip nat CNI-X counter")
-			pass(time.Second / perSecond)
-			writer("flush chain ip cni X")
-			pass(time.Second / perSecond)
-		}
-	})
-	n.Logf("%d Services x 10; CPU of the agent and its programs: %.2f %% of a core when nothing happens, %.2f %% while another program writes %d transactions a second that are not ours; %d looks at the rules",
-		services, 100*idle, 100*busy, perSecond, n.reads()-reads)
-	if n.reads() != reads {
-		t.Errorf("%d checks of changes that are not ours", n.reads()-reads)
-	}
-	if busy > 0.05 {
-		t.Errorf("the watch takes %.1f %% of a core", 100*busy)
-	}
-	command(t, filepath.Join(n.folder, "iptables"), "-t", "nat", "-F", "KUBE-MARK-MASQ")
-	n.until("a repair beside all that", func() bool { return repairs(n.Agent) == 1 })
-	n.intact()
-}
-
-// reads counts the comparisons of the kernel to the desired state.
-func (n *liveNode) reads() int {
-	sum := 0.0
-	for _, v := range counted(n.T, n.Agent, "verifications_total", "result") {
-		sum += v
-	}
-	return int(sum)
-}
-
-// writer starts a program that writes a transaction for each line.
-func (n *liveNode) writer() func(line string) {
-	n.Helper()
-	command(n.T, "nft", "add table ip cni; add chain ip cni X; add chain ip nat CNI-X")
-	cmd := exec.Command("nft", "-i")
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		n.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		n.Fatal(err)
-	}
-	n.Cleanup(func() { _ = in.Close(); _ = cmd.Wait() })
-	return func(line string) {
-		if _, err := fmt.Fprintln(in, line); err != nil {
-			n.Fatal(err)
-		}
-	}
-}
-
-// cpuDuring runs do, and returns the share of a core that this process and the
-// children that it has waited for took until at least d had passed.
-func (n *liveNode) cpuDuring(d time.Duration, do func()) float64 {
-	n.Helper()
-	start, before := time.Now(), cpuTime(n.T)
-	do()
-	pass(time.Until(start.Add(d)))
-	return (cpuTime(n.T) - before).Seconds() / time.Since(start).Seconds()
-}
-
-func cpuTime(t *testing.T) time.Duration {
-	t.Helper()
-	var sum int64
-	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
-		var usage syscall.Rusage
-		if err := syscall.Getrusage(who, &usage); err != nil {
-			t.Fatal(err)
-		}
-		sum += usage.Utime.Nano() + usage.Stime.Nano()
-	}
-	return time.Duration(sum)
 }

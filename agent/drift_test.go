@@ -44,7 +44,7 @@ func TestOthersChangesAreRepairedAtOnce(t *testing.T) {
 			t.Error("the first full pass counts as a repair")
 		}
 		kernel.Remove("shop", "a")
-		kernel.Sign(dataplane.Change{By: "iptables, PID 9"})
+		kernel.ReportChange(dataplane.Change{By: "iptables, PID 9"})
 		pass(drift.GatherPause)
 		synctest.Wait()
 		if len(kernel.Services()) != 1 || repairs(a) != 1 {
@@ -88,7 +88,7 @@ func TestRepeatedChangesAreNotRepairedFaster(t *testing.T) {
 		differed := 0
 		for time.Since(start) < 10*time.Minute { // reverted 50 ms after each repair
 			kernel.Remove("shop", "a")
-			kernel.Sign(dataplane.Change{Sure: true})
+			kernel.ReportChange(dataplane.Change{Sure: true})
 			pass(50 * time.Millisecond)
 			synctest.Wait()
 			if a.store.Snapshot().Difference.Count > 0 {
@@ -127,12 +127,12 @@ func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 	guarded(t, func(t *testing.T, a *Agent, r *rig, kernel *dataplanetest.Fake) {
 		for range 8 {
 			kernel.Remove("shop", "a")
-			kernel.Sign(dataplane.Change{})
+			kernel.ReportChange(dataplane.Change{})
 			pass(40 * time.Second)
 		}
 		for range 2 {
 			kernel.Remove("shop", "a")
-			kernel.Sign(dataplane.Change{})
+			kernel.ReportChange(dataplane.Change{})
 			pass(time.Second)
 		}
 		before := repairs(a)

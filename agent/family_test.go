@@ -100,7 +100,7 @@ func TestServicesAndEndpointsOfBothFamilies(t *testing.T) {
 	r.kernels[dataplane.IPv6].Reject("shop", "six", "no")
 	r.SetService(r.Service("six", 3, agenttest.IPv6(true), func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
 	r.apply()
-	r.expect("True SomeServicesRejected: All Services are programmed but 1, whose rules the kernel rejects: shop/six: IPv6: no.", "IPv4 IPv6", 2, 5, 2)
+	r.expect("True SomeServicesRejected: The kernel rejects the rules of 1 Service and has those of all others; fix the cause in the Service or on the node: shop/six: IPv6: no.", "IPv4 IPv6", 2, 5, 2)
 }
 
 func TestFamilyThatNothingNeeds(t *testing.T) {
@@ -110,7 +110,7 @@ func TestFamilyThatNothingNeeds(t *testing.T) {
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("four", 1)})
 	r.apply()
 	r.expect(inSync, "IPv4", 1, 2, 0)
-	if diff := cmp.Diff([]string{"IPv6: no IPv6 here: not supported on this node"}, r.Absences()); diff != "" {
+	if diff := cmp.Diff([]string{"IPv6: no IPv6 here: not supported on this node"}, r.Notices().Unavailable); diff != "" {
 		t.Error(diff)
 	}
 	if b := prepare(r.Store); len(b.Rulesets) > 0 {

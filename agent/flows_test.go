@@ -21,7 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// flowTable is a table of flows to 10.96.0.9:53, told by their endpoints.
+// flowTable is a table of flows to 10.96.0.9:53, recognized by their endpoints.
 type flowTable struct {
 	mu    sync.Mutex
 	flows []conntrack.Flow

@@ -39,15 +39,15 @@ func balanced(port int32) func(*v1alpha1.ServiceProxyRulesSpec) {
 	}
 }
 
-// memberOf makes endpoints of shop/a such of the node.
-func memberOf(endpoints ...string) func(*v1alpha1.NodeProxyRulesSpec) {
+// withLocalEndpoints makes endpoints of shop/a such of the node.
+func withLocalEndpoints(endpoints ...string) func(*v1alpha1.NodeProxyRulesSpec) {
 	return func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "a", Ports: []v1alpha1.PortLocalEndpoints{
 			{Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: endpoints}}}}
 	}
 }
 
-// asked is what a load balancer is told on port: status and weight, "closed" if
+// asked returns the answer that a load balancer gets on port: status and weight, "closed" if
 // none answers.
 func asked(port int32) string {
 	response, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/", port))
@@ -87,7 +87,7 @@ func TestHealthCheckNodePorts(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); a.runChecks(ctx) }()
 	port := freePort(t)
-	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080", "10.244.1.7:8080")))
+	r.SetRules(r.Node(withLocalEndpoints("10.244.1.1:8080", "10.244.9.9:8080", "10.244.1.7:8080")))
 	r.SetService(r.Service("a", 1, balanced(port)))
 	if got := asked(port); got != "closed" {
 		t.Errorf("before the first write: %s", got)
@@ -131,7 +131,7 @@ func TestHealthCheckOfARejectedService(t *testing.T) {
 	a, r, kernel, _ := owningAgent(t)
 	go a.runChecks(t.Context())
 	port := freePort(t)
-	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
+	r.SetRules(r.Node(withLocalEndpoints("10.244.1.1:8080", "10.244.9.9:8080")))
 	kernel.Reject("shop", "a", "line 3 failed")
 	r.SetService(r.Service("a", 1, balanced(port)))
 	mustSync(t, a)
@@ -154,7 +154,7 @@ func TestHealthCheckOfAContestedService(t *testing.T) {
 	a, r, kernel, _ := owningAgent(t)
 	go a.runChecks(t.Context())
 	port := freePort(t)
-	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
+	r.SetRules(r.Node(withLocalEndpoints("10.244.1.1:8080", "10.244.9.9:8080")))
 	kernel.Reduce("shop", "a", "192.0.2.1:80/TCP "+v1alpha1.ServedForAnother+" other/b")
 	r.SetService(r.Service("a", 1, balanced(port)))
 	mustSync(t, a)
@@ -176,7 +176,7 @@ func TestHealthCheckAfterAReboot(t *testing.T) {
 	expectAnswer(t, port, "503 0")
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1, balanced(port))})
 	r.SetInventory(agenttest.InventoryOf("shop.a"))
-	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
+	r.SetRules(r.Node(withLocalEndpoints("10.244.1.1:8080", "10.244.9.9:8080")))
 	mustSync(t, a)
 	expectAnswer(t, port, "200 2")
 }
@@ -188,7 +188,7 @@ func TestHealthCheckUnhealthy(t *testing.T) { // row 146
 	hold(t, a)
 	go a.runChecks(t.Context())
 	port := freePort(t)
-	r.SetRules(r.Node(memberOf("10.244.1.1:8080", "10.244.9.9:8080")))
+	r.SetRules(r.Node(withLocalEndpoints("10.244.1.1:8080", "10.244.9.9:8080")))
 	r.SetService(r.Service("a", 1, balanced(port)))
 	mustSync(t, a)
 	expectAnswer(t, port, "200 2")
@@ -210,7 +210,7 @@ func TestHealthCheckPortInUseIsWarnedOf(t *testing.T) {
 	}
 	defer func() { _ = holder.Close() }()
 	taken, free := int32(holder.Addr().(*net.TCPAddr).Port), freePort(t)
-	r.SetRules(r.Node(memberOf("10.244.1.1:8080")))
+	r.SetRules(r.Node(withLocalEndpoints("10.244.1.1:8080")))
 	r.SetService(r.Service("a", 1, balanced(free)))
 	r.SetService(r.Service("b", 2, balanced(taken)))
 	mustSync(t, a)

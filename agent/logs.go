@@ -14,13 +14,13 @@ type subject int
 const (
 	failures subject = iota
 	warnings
-	absences
+	unavailable
 	rejections
 	differences
 	removals
 	stuck
 	modesRun
-	retirements
+	pendingCleanups
 	modeErrors
 )
 
@@ -53,16 +53,11 @@ func (a *Agent) logFailure(about subject, err error, failed, ended string, detai
 
 // logBegin logs when something begins, and when it ends.
 func (a *Agent) logBegin(about subject, lasts bool, begun string, details []any, ended string) {
-	text := ""
+	var list []string
 	if lasts {
-		text = "lasts"
+		list = []string{"lasts"}
 	}
-	switch _, changed := a.noteChange(about, text); {
-	case changed && lasts:
-		a.log.Info(begun, details...)
-	case changed:
-		a.log.Info(ended)
-	}
+	a.logList(about, list, begun, details, ended)
 }
 
 // logList logs a list when it changes or becomes empty.
@@ -78,7 +73,7 @@ func (a *Agent) logList(about subject, list []string, some string, details []any
 // logStuck logs that the sync loop waits for a program that does not end.
 func (a *Agent) logStuck(overdue time.Duration) {
 	a.logBegin(stuck, overdue >= stuckAfter,
-		"A program that reads or writes the rules does not end; nothing is written until it does. Find it and what it waits for: ps -ef | grep -E 'iptables|ip6tables'; end it if it hangs", []any{"for", overdue.Round(time.Second)},
+		"Reading or writing the rules does not end; nothing is written until it does", []any{"for", overdue.Round(time.Second)},
 		"The sync loop continues")
 }
 
@@ -96,16 +91,16 @@ func (a *Agent) logWarnings(list []string) {
 		"What could not be done on this node is done now")
 }
 
-// logRetiring logs that cleanup of another mode is pending.
-func (a *Agent) logRetiring(list []string) {
-	a.logBegin(retirements, len(list) > 0,
+// logCleanups logs that cleanup of another mode is pending.
+func (a *Agent) logCleanups(list []string) {
+	a.logBegin(pendingCleanups, len(list) > 0,
 		"Cleanup of another mode is pending", []any{"pending", list},
 		"Cleanup of the other mode is complete")
 }
 
-// logAbsent logs which families this node cannot program and no Service needs.
-func (a *Agent) logAbsent(reasons []string) {
-	a.logList(absences, reasons,
+// logUnavailable logs which families this node cannot program and no Service needs.
+func (a *Agent) logUnavailable(reasons []string) {
+	a.logList(unavailable, reasons,
 		"This node lacks an IP family that no Service uses; it is left out until one does, or the node has it", []any{"reasons", reasons},
 		"No IP family is left out anymore")
 }

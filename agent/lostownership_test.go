@@ -82,7 +82,7 @@ func TestNothingIsTunedBesideAnotherProxy(t *testing.T) {
 	}
 }
 
-// TestLostOwnershipLeavesNoTrace of what a write that outlived it has told.
+// TestLostOwnershipLeavesNoTrace of what a write that outlived it has reported.
 func TestLostOwnershipLeavesNoTrace(t *testing.T) {
 	a, _, kernel, _ := owningAgent(t)
 	mustSync(t, a)
@@ -90,7 +90,7 @@ func TestLostOwnershipLeavesNoTrace(t *testing.T) {
 	kernel.Lack("no nat table")
 	a.store.Refresh()
 	mustSync(t, a)
-	if absent, err := a.store.Absences(), a.store.Snapshot().Err; len(absent) > 0 || err != nil {
+	if absent, err := a.store.Notices().Unavailable, a.store.Snapshot().Err; len(absent) > 0 || err != nil {
 		t.Errorf("absent: %v, error: %v", absent, err)
 	}
 }

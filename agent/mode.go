@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"strings"
+	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
@@ -14,12 +15,7 @@ import (
 // chooseMode decides which mode runs. It reports false if none does. The sync loop calls it
 // when the agent may write, as a probe may create a virtual server for a moment.
 func (a *Agent) chooseMode(ctx context.Context) bool {
-	q := a.store.ModeQuestion()
-	switch {
-	case q == nil:
-	case q.Stays:
-		a.store.StayInMode()
-	default:
+	if q := a.store.OpenQuestion(); q != nil && !a.store.ContinueMode(q) {
 		v := a.judge(ctx, q, nil)
 		if ctx.Err() != nil {
 			return false // the verdict may be due to that
@@ -70,6 +66,9 @@ func (a *Agent) judge(ctx context.Context, q *desired.ModeQuestion, errs map[dat
 
 func (a *Agent) settleMode(q *desired.ModeQuestion, v desired.Verdict) {
 	a.logMode(q, v, a.store.SettleMode(q, v))
+	a.mu.Lock()
+	a.probe = modeProbe{} // what the node can run may have changed
+	a.mu.Unlock()
 	a.pokeStatus()
 }
 
@@ -122,6 +121,57 @@ func (a *Agent) auditMode(ctx context.Context, b desired.Batch, outcomes map[dat
 	chosen := a.store.ChosenMode()
 	return !chosen.Rejected && chosen.Mode != q.Desired
 }
+
+// modeProbe is when the node is probed for the modes that it could run.
+type modeProbe struct {
+	done bool
+	// next is when it is probed again, after a wait, because something could not be determined.
+	next time.Time
+	wait time.Duration
+}
+
+// Pauses between probes: the first one, which doubles, and the longest.
+const (
+	probePause        = 10 * time.Second
+	longestProbePause = 10 * time.Minute
+)
+
+// probeModes notes which modes this node could run, unless that has been done since the start and the
+// last choice of a mode. The sync loop calls it.
+func (a *Agent) probeModes(ctx context.Context) {
+	a.mu.Lock()
+	due := !a.probe.done && !a.options.Clock.Now().Before(a.probe.next)
+	a.mu.Unlock()
+	q := a.store.ModeProbe()
+	if !due || q == nil {
+		return
+	}
+	var out []v1alpha1.ModeSupport
+	done := true
+	for _, d := range modes.Declarations() {
+		if !d.HarmlessProbe {
+			continue
+		}
+		v := q.Judge(a.supported(ctx, q, d.Mode), nil)
+		if ctx.Err() != nil {
+			return // the verdict may be due to that
+		}
+		if v.Unknown != nil {
+			a.log.V(1).Info("Could not determine whether this node could run a mode; asking again later", "mode", d.Mode, "error", v.Unknown.Error())
+			done = false
+			continue
+		}
+		out = append(out, v1alpha1.ModeSupport{Mode: d.Mode, Lacks: wording.Clip(v.Lacks, maxLacks)})
+	}
+	a.mu.Lock()
+	wait := min(max(2*a.probe.wait, probePause), longestProbePause)
+	a.modes, a.probe = out, modeProbe{done: done, next: a.options.Clock.Now().Add(wait), wait: wait}
+	a.mu.Unlock()
+	a.pokeStatus()
+}
+
+// maxLacks bounds the text about each mode in the status, in bytes.
+const maxLacks = 500
 
 // proxyMode is the running mode as kube-proxy names it.
 func (a *Agent) proxyMode() string { return strings.ToLower(string(a.store.Running())) }

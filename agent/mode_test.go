@@ -6,12 +6,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
@@ -30,7 +32,7 @@ type modal struct {
 	log       *agenttest.Log
 }
 
-// newModal returns an agent that may write. The stored status says that some mode ran.
+// newModal returns an agent that may write. The stored status shows that some mode ran.
 func newModal(t *testing.T, ran ...v1alpha1.ProxyMode) *modal {
 	t.Helper()
 	client, err := apiclient.New(&rest.Config{Host: "https://192.0.2.10:6443"})
@@ -81,9 +83,7 @@ func (m *modal) mustVerify() {
 }
 
 // status is what would be written.
-func (m *modal) status() v1alpha1.NodeProxyRulesStatus {
-	return statusOf(m.Agent, nil)
-}
+func (m *modal) status() v1alpha1.NodeProxyRulesStatus { return statusOf(m.Agent, nil) }
 
 // expect compares the mode of the kernel and the conditions: "True", "False", or
 // empty for none.
@@ -91,7 +91,7 @@ func (m *modal) expect(mode v1alpha1.ProxyMode, accepted, fallback string) {
 	m.t.Helper()
 	status := m.status()
 	if m.four.Mode() != mode || status.Mode != mode {
-		m.t.Errorf("the kernel runs %q, the status says %q, want %s", m.four.Mode(), status.Mode, mode)
+		m.t.Errorf("the kernel runs %q, the status shows %q, want %s", m.four.Mode(), status.Mode, mode)
 	}
 	for kind, want := range map[string]string{v1alpha1.ConditionAccepted: accepted, v1alpha1.ConditionModeFallback: fallback} {
 		c := meta.FindStatusCondition(status.Conditions, kind)
@@ -121,7 +121,7 @@ func TestIPTablesRunsWithoutAsking(t *testing.T) {
 	mustSync(t, m.Agent)
 	m.mustVerify()
 	m.expect(rulesMode, "True", "")
-	if n := m.four.Asked() + m.six.Asked(); n != 0 {
+	if n := m.four.Asked(ipvsMode) + m.six.Asked(ipvsMode); n != 0 {
 		t.Errorf("the node was asked %d times", n)
 	}
 	if got := m.proxyMode(); got != "iptables" {
@@ -137,14 +137,14 @@ func TestChangeOfMode(t *testing.T) {
 	if got := m.proxyMode(); got != "ipvs" {
 		t.Errorf("/proxyMode %q", got)
 	}
-	if lines := m.log.With("retires kube-proxy's ipvs mode"); len(lines) != 1 {
+	if lines := m.log.With("has deprecated kube-proxy's ipvs mode"); len(lines) != 1 {
 		t.Errorf("what upstream does with it is logged %d times", len(lines))
 	}
-	asked := m.four.Asked()
+	asked := m.four.Asked(ipvsMode)
 	m.SetService(m.Service("b", 2))
 	mustSync(t, m.Agent)
 	m.mustVerify()
-	if m.four.Asked() != asked {
+	if m.four.Asked(ipvsMode) != asked {
 		t.Error("the node is asked again though it runs the mode")
 	}
 	m.ask(rulesMode, noOther)
@@ -164,12 +164,12 @@ func TestFallback(t *testing.T) {
 	if text := m.message(v1alpha1.ConditionModeFallback); !strings.Contains(text, "IPv4: no ip_vs: modprobe ip_vs") {
 		t.Errorf("message %q", text)
 	}
-	asked := m.four.Asked()
+	asked := m.four.Asked(ipvsMode)
 	for i := range 3 { // changes cause no probe
 		m.SetService(m.Service("b", i+2))
 		mustSync(t, m.Agent)
 	}
-	if m.four.Asked() != asked {
+	if m.four.Asked(ipvsMode) != asked {
 		t.Error("the node is asked at every change")
 	}
 	m.mustVerify()
@@ -309,4 +309,92 @@ func TestAuditComparesTheModeThatWouldRun(t *testing.T) {
 	m.ask(ipvsMode, toRules) // and Enforce
 	mustSync(t, m.Agent)
 	m.expect(rulesMode, "True", "True")
+}
+
+// TestOtherModesAreProbedOnce: again only when the mode is chosen again, and not by verifications.
+func TestOtherModesAreProbedOnce(t *testing.T) {
+	m := newModal(t)
+	m.ask(rulesMode, noOther)
+	mustSync(t, m.Agent)
+	for range 3 {
+		m.mustVerify()
+		mustSync(t, m.Agent)
+	}
+	if asked := m.four.Asked(v1alpha1.ModeNFTables); asked != 1 {
+		t.Errorf("probed %d times since the start", asked)
+	}
+	m.ask(rulesMode, toRules)
+	mustSync(t, m.Agent)
+	if asked := m.four.Asked(v1alpha1.ModeNFTables); asked != 2 || len(m.status().Agent.Modes) == 0 {
+		t.Errorf("probed %d times after a change of settings: %v", asked, m.status().Agent.Modes)
+	}
+}
+
+// slowProbe is a data plane whose probe of mode NFTables takes long.
+type slowProbe struct {
+	*dataplanetest.Fake
+	probe func()
+}
+
+func (s *slowProbe) Supported(ctx context.Context, r *dataplane.Ruleset) error {
+	if r.Mode == v1alpha1.ModeNFTables {
+		s.probe()
+		return errors.New("no answer")
+	}
+	return s.Fake.Supported(ctx, r)
+}
+
+// TestSlowProbe delays no report of a write, and the wait for the next one begins when it ends.
+func TestSlowProbe(t *testing.T) {
+	m := newModal(t)
+	clk := clocktesting.NewFakeClock(agenttest.Epoch)
+	m.options.Clock = clk
+	probes := 0
+	m.fanout = dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: &slowProbe{m.four, func() {
+		if probes++; m.status().LastSync == nil {
+			t.Error("the write is not reported before the probe ends")
+		}
+		clk.SetTime(clk.Now().Add(time.Minute))
+	}}})
+	m.ask(rulesMode, noOther)
+	mustSync(t, m.Agent)
+	if m.mustVerify(); probes != 1 {
+		t.Errorf("%d probes, and not one", probes)
+	}
+}
+
+// TestUnknownModeIsProbedAgain: after a pause that doubles, until the answer is known.
+func TestUnknownModeIsProbedAgain(t *testing.T) {
+	m := newModal(t)
+	clk := clocktesting.NewFakeClock(agenttest.Epoch)
+	m.options.Clock = clk
+	lack := func(err error) {
+		m.four.LackMode(v1alpha1.ModeNFTables, err)
+		m.six.LackMode(v1alpha1.ModeNFTables, err)
+	}
+	expect := func(when string, want int, known bool) {
+		t.Helper()
+		has := slices.ContainsFunc(m.status().Agent.Modes, func(s v1alpha1.ModeSupport) bool { return s.Mode == v1alpha1.ModeNFTables })
+		if asked := m.four.Asked(v1alpha1.ModeNFTables); asked != want || has != known {
+			t.Errorf("%s: asked %d times, want %d; the answer is known: %v", when, asked, want, has)
+		}
+	}
+	lack(errors.New("no answer"))
+	m.ask(rulesMode, noOther)
+	mustSync(t, m.Agent)
+	m.mustVerify()
+	expect("at once", 1, false)
+	clk.SetTime(clk.Now().Add(probePause))
+	m.mustVerify()
+	expect("after the first pause", 2, false)
+	clk.SetTime(clk.Now().Add(probePause))
+	m.mustVerify()
+	expect("within the second pause", 2, false)
+	lack(nil)
+	clk.SetTime(clk.Now().Add(probePause))
+	m.mustVerify()
+	expect("after the second pause", 3, true)
+	clk.SetTime(clk.Now().Add(longestProbePause))
+	m.mustVerify()
+	expect("once it is known", 3, true)
 }

@@ -27,7 +27,7 @@ func having(addresses, podCIDRs string) func(*v1alpha1.NodeProxyRulesSpec) {
 
 func nodePort(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }
 
-// TestMissingFacts: what a fact is missing for is said, once it matters, and
+// TestMissingFacts: what a fact is missing for is reported, once it matters, and
 // everything else is programmed.
 func TestMissingFacts(t *testing.T) {
 	const (
@@ -70,7 +70,7 @@ func TestMissingFacts(t *testing.T) {
 
 func (r *dualRig) expectWarnings(want ...string) {
 	r.t.Helper()
-	warnings := r.Warnings()
+	warnings := r.Notices().Warnings
 	ok := len(warnings) == len(want)
 	for i := range want {
 		ok = ok && strings.HasPrefix(warnings[i], want[i])

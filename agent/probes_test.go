@@ -21,7 +21,7 @@ const (
 	stuckLimit   = 5 * time.Minute
 )
 
-// livez is what the kubelet, and what load balancers are told.
+// livez returns the answers that the kubelet and load balancers get.
 func livez(a *Agent) (kubelet, proxy int) {
 	get := func(h http.Handler) int {
 		recorder := httptest.NewRecorder()
@@ -38,7 +38,7 @@ func expectLivez(t *testing.T, a *Agent, when string, kubelet, proxy int) {
 	}
 }
 
-// tardy is a data plane whose Apply ends when the test says so.
+// tardy is a data plane whose Apply ends when the test decides.
 type tardy struct {
 	dataplane.Dataplane
 	step, end chan struct{}
@@ -119,7 +119,7 @@ func TestProbesDoNotWait(t *testing.T) {
 		r.SetService(r.Service("b", 2)) // nothing runs that would write it
 		expectLivez(t, a, "a change waits", 200, 200)
 		busy, release, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
-		a.log = funcr.New(func(string, string) { close(busy); <-release }, funcr.Options{})
+		a.unusable.log = funcr.New(func(string, string) { close(busy); <-release }, funcr.Options{})
 		go func() { // which logs that the name is odd, while it has the lock
 			defer close(done)
 			odd := r.Service("odd", 3)

@@ -18,7 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// values returns what a metric says by the values of its labels, joined by
+// values returns what a metric reports by the values of its labels, joined by
 // spaces: of a histogram the number of observations.
 func values(t *testing.T, a *Agent, name string) map[string]float64 {
 	t.Helper()
@@ -108,7 +108,7 @@ func TestNoLocalEndpoints(t *testing.T) { // row 143
 	r.SetService(r.Service("a", 1, local, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 0 }))
 	mustSync(t, a)
 	expectValues(t, a, name, map[string]float64{"IPv4 internal": 1, "IPv4 external": 0})
-	r.SetRules(r.Node(memberOf("10.244.1.1:8080")))
+	r.SetRules(r.Node(withLocalEndpoints("10.244.1.1:8080")))
 	mustSync(t, a)
 	expectValues(t, a, name, map[string]float64{"IPv4 internal": 0, "IPv4 external": 0})
 }
@@ -167,7 +167,7 @@ func TestNetworkProgrammingTime(t *testing.T) {
 	expect("the Service has ended meanwhile")
 }
 
-func TestChangeFigures(t *testing.T) {
+func TestChangeMetrics(t *testing.T) {
 	r := newRig(t)
 	expect := func(when string, want desired.ChangeTotals) {
 		t.Helper()
@@ -190,8 +190,8 @@ func TestChangeFigures(t *testing.T) {
 	expect("other endpoints, twice", desired.ChangeTotals{Endpoints: 4, Services: 2, EndpointsPending: 1})
 	r.SetService(r.Service("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].NodePort = 30080 }))
 	expect("another node port", desired.ChangeTotals{Endpoints: 4, Services: 3, EndpointsPending: 1, ServicesPending: 1})
-	r.SetRules(r.Node(memberOf("10.244.1.1:8080")))
-	expect("a member", desired.ChangeTotals{Endpoints: 5, Services: 3, EndpointsPending: 1, ServicesPending: 1})
+	r.SetRules(r.Node(withLocalEndpoints("10.244.1.1:8080")))
+	expect("a local endpoint", desired.ChangeTotals{Endpoints: 5, Services: 3, EndpointsPending: 1, ServicesPending: 1})
 	r.kernel.Fail(errors.New("locked"))
 	commit()
 	expect("a failure", desired.ChangeTotals{Endpoints: 5, Services: 3, EndpointsPending: 1, ServicesPending: 1})

@@ -30,10 +30,10 @@ func expectReady(t *testing.T, a *Agent, when, lacks string) {
 
 func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	a, kernel, _ := newAgent(t, (&answers{list: []string{""}}).probe)
-	expectReady(t, a, "at first", "waits for the list of ServiceProxyRules (no answer yet)")
-	a.apiError = func() string { return "serviceproxyrules: connection refused" }
+	expectReady(t, a, "initially", "waits for the list of ServiceProxyRules (no answer yet)")
+	a.errors.Failed(t.Context(), "serviceproxyrules", errors.New("connection refused"))
 	expectReady(t, a, "no answer", "connection refused")
-	a.apiError = func() string { return "" }
+	a.errors.Watching("serviceproxyrules")
 	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 	expectReady(t, a, "without the own object", "waits for this node's NodeProxyRules")

@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
@@ -16,11 +18,12 @@ func (a *Agent) noteRemoval() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	// Only with the lock: see noteObject.
-	removing := a.store.Removing()
+	removing := a.store.CurrentRemoval().Requested
 	if removing == a.removing {
 		return
 	}
-	a.removing = removing
+	a.removing, a.leaving = removing, time.Time{}
+	clear(a.given)
 	switch {
 	case !removing:
 		a.log.Info("The rules of this node are programmed again: there is a NodeProxy that is not being deleted, or its removalPolicy is Retain now")
@@ -42,8 +45,11 @@ func (a *Agent) removeRules(ctx context.Context) error {
 	}
 	// First, so that an agent that is killed now does not restore the rules.
 	err := a.recovery.Discard()
+	other := a.owner.Facts()
+	beside := other.Other != "" && other.Gone.IsZero()
 	if r.Leave == "" {
 		if evidence, _ := a.owner.Detect(ctx, false); evidence != "" { // it has just come
+			beside = true
 			r.Leave = fmt.Sprintf(desired.LeaveMessage, evidence)
 		} else {
 			within, cancel := finishing(ctx)
@@ -51,12 +57,16 @@ func (a *Agent) removeRules(ctx context.Context) error {
 			cancel()
 		}
 	}
+	message := cmp.Or(r.Leave, desired.RemovedMessage)
+	if r.Leave != "" && beside { // without another proxy, nothing else would serve
+		given, problem := a.relinquishLast(ctx)
+		err = errors.Join(err, problem)
+		if given != "" {
+			message += ". Only " + given + " was removed, which packets would have met before the rules of another proxy"
+		}
+	}
 	if ctx.Err() != nil {
 		return nil
-	}
-	message := r.Leave
-	if message == "" {
-		message = desired.RemovedMessage
 	}
 	if _, changed := a.noteChange(removals, wording.OfError(err)); err == nil {
 		a.log.Info("The NodeProxy is gone with removalPolicy Cleanup", "outcome", message)
@@ -65,7 +75,12 @@ func (a *Agent) removeRules(ctx context.Context) error {
 	}
 	rulesets := a.store.Removed(err, message)
 	if err == nil && r.Leave == "" {
-		a.cleanRemoved(rulesets)
+		// UDP flows would reach their endpoints for as long as datagrams come, even after those are gone.
+		for family, ruleset := range rulesets {
+			for _, cleaner := range a.cleaners[family] {
+				cleaner.Committed(ruleset, dataplane.Result{Kind: v1alpha1.SyncFull})
+			}
+		}
 	}
 	a.pokeStatus()
 	return err
@@ -76,19 +91,9 @@ func (a *Agent) clean(ctx context.Context) error {
 	var o dataplane.CleanupOptions
 	if settings, _, _ := a.store.OwnObject(); settings != nil { // an agent that starts into a removal has none
 		var err error
-		if o.Exclude, err = dataplane.ExcludedRanges(settings.IPVS.ExcludeCIDRs); err != nil {
+		if o.PreservedRanges, err = dataplane.ParsePreserved(settings.IPVS.ExcludeCIDRs); err != nil {
 			return err
 		}
 	}
 	return a.fanout.Cleanup(ctx, o)
-}
-
-// cleanRemoved removes the UDP flows that the rules have translated: they would reach their
-// endpoints for as long as datagrams come, even after those are gone.
-func (a *Agent) cleanRemoved(rulesets map[dataplane.Family]*dataplane.Ruleset) {
-	for family, r := range rulesets {
-		for _, cleaner := range a.cleaners[family] {
-			cleaner.Committed(r, dataplane.Result{Kind: v1alpha1.SyncFull})
-		}
-	}
 }

@@ -104,7 +104,7 @@ func TestRemovalNamesAFileThatStays(t *testing.T) {
 	a, r := e.agent(here)
 	e.fill(r)
 	hold(t, a)
-	if err := os.MkdirAll(e.file()+"/full", 0o700); err != nil { // a folder that is not empty cannot be removed
+	if err := os.MkdirAll(e.file()+"/full", 0o700); err != nil { // a directory that is not empty cannot be removed
 		t.Fatal(err)
 	}
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))

@@ -58,7 +58,7 @@ func (r ownershipRig) expect(t *testing.T, when, reason, text string, services .
 func TestRemoval(t *testing.T) {
 	runOwnership(t, func(t *testing.T, r ownershipRig) {
 		r.see(proxy("shop.a"))
-		r.expect(t, "at first", "Programmed", "", "shop/a")
+		r.expect(t, "initially", "Programmed", "", "shop/a")
 		owned := r.owner.Context()
 		r.see(deleted(v1alpha1.RemovalCleanup))
 		r.expect(t, "deleted", "Removed", "removed from this node")
@@ -241,7 +241,7 @@ func TestRemovalKnowsWhatIsExcluded(t *testing.T) {
 	})
 }
 
-// excluding is a data plane that notes what it was told when it is cleaned.
+// excluding is a data plane that notes what to exclude when it is cleaned.
 type excluding struct {
 	*dataplanetest.Fake
 	cleaned []string
@@ -249,7 +249,7 @@ type excluding struct {
 
 func (e *excluding) Cleanup(ctx context.Context, o dataplane.CleanupOptions) error {
 	e.cleaned = nil
-	for _, p := range o.Exclude {
+	for _, p := range o.PreservedRanges {
 		e.cleaned = append(e.cleaned, p.String())
 	}
 	return e.Fake.Cleanup(ctx, o)

@@ -22,23 +22,12 @@ func (a *Agent) reportLoop(ctx context.Context) {
 		a.logStuck(a.loop.Overdue())
 		a.writer.Write(ctx, s, f)
 		a.noteReported(s, f)
-		timer := a.options.Clock.NewTimer(statusTick)
-		select {
-		case <-ctx.Done():
-		case <-a.poke:
-		case <-timer.C():
-		}
-		timer.Stop()
+		a.poke.For(ctx, a.options.Clock, statusTick)
 	}
 }
 
 // pokeStatus has the status be checked now.
-func (a *Agent) pokeStatus() {
-	select {
-	case a.poke <- struct{}{}:
-	default: // it is about to be
-	}
-}
+func (a *Agent) pokeStatus() { a.poke.Up() }
 
 // showMetrics updates the gauges. Only one goroutine calls it.
 func (a *Agent) showMetrics(s desired.Snapshot, f status.Facts) {
@@ -66,7 +55,7 @@ func (a *Agent) facts(s *desired.Snapshot) status.Facts {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f.Iptables = a.iptables
+	f.Iptables, f.Modes, f.Remaining = a.iptables, a.modes, joined(a.remain)
 	return f
 }
 
@@ -134,7 +123,7 @@ func (a *Agent) unlisted(s desired.Snapshot) string {
 
 // whyUnread is why the API cannot be read, as far as known.
 func (a *Agent) whyUnread() string {
-	if why := a.apiError(); why != "" {
+	if why := a.errors.First(); why != "" {
 		return why
 	}
 	return "no answer yet"

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,13 +55,13 @@ func TestMessagesOfRestored(t *testing.T) {
 // an API server.
 type restartable struct {
 	*testing.T
-	kernel *dataplanetest.Fake
-	folder string
-	log    *agenttest.Log
+	kernel    *dataplanetest.Fake
+	directory string
+	log       *agenttest.Log
 }
 
 func newRestartable(t *testing.T) *restartable {
-	return &restartable{T: t, kernel: dataplanetest.NewFake(), folder: filepath.Join(t.TempDir(), "state"), log: &agenttest.Log{}}
+	return &restartable{T: t, kernel: dataplanetest.NewFake(), directory: filepath.Join(t.TempDir(), "state"), log: &agenttest.Log{}}
 }
 
 func (e *restartable) agent(id checkpoint.Identity) (*Agent, *rig) {
@@ -74,7 +73,7 @@ func (e *restartable) agent(id checkpoint.Identity) (*Agent, *rig) {
 	a, err := New(Options{
 		NodeName: "node-1", Client: client, Probe: (&answers{list: []string{""}}).probe, Clock: clock.RealClock{}, Spotter: &spots{},
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: e.kernel},
-		StateDir:   e.folder, Identity: id,
+		StateDir:   e.directory, Identity: id,
 		Log: funcr.New(e.log.Add, funcr.Options{Verbosity: 2}),
 	})
 	if err != nil {
@@ -89,7 +88,7 @@ func (e *restartable) fill(r *rig) {
 	r.SetRules(r.Node(agenttest.EndpointOfA))
 }
 
-func (e *restartable) file() string { return filepath.Join(e.folder, "node-1.checkpoint") }
+func (e *restartable) file() string { return filepath.Join(e.directory, "node-1.checkpoint") }
 
 // write writes the checkpoint as an agent does that stops.
 func write(a *Agent) {
@@ -228,10 +227,10 @@ func TestUselessCheckpoint(t *testing.T) {
 		later time.Duration
 		want  string
 	}{
-		"damaged":  {func(e *restartable) error { return os.Truncate(e.file(), 100) }, 0, "checksum is wrong"},
-		"no file":  {func(e *restartable) error { return os.Remove(e.file()) }, 0, "there is no checkpoint on this node"},
-		"too old":  {nil, checkpoint.MaxAge + time.Minute, "too old"},
-		"a folder": {func(e *restartable) error { return errors.Join(os.Remove(e.file()), os.Mkdir(e.file(), 0o700)) }, 0, "no regular file"},
+		"damaged":     {func(e *restartable) error { return os.Truncate(e.file(), 100) }, 0, "checksum is wrong"},
+		"no file":     {func(e *restartable) error { return os.Remove(e.file()) }, 0, "there is no checkpoint on this node"},
+		"too old":     {nil, checkpoint.MaxAge + time.Minute, "too old"},
+		"a directory": {func(e *restartable) error { return errors.Join(os.Remove(e.file()), os.Mkdir(e.file(), 0o700)) }, 0, "no regular file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -263,7 +262,7 @@ func TestUselessCheckpoint(t *testing.T) {
 func TestDiskThatCannotBeWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newRestartable(t)
-		if err := os.WriteFile(e.folder, nil, 0o600); err != nil { // where the folder should be
+		if err := os.WriteFile(e.directory, nil, 0o600); err != nil { // where the directory should be
 			t.Fatal(err)
 		}
 		a, r := e.agent(here)
@@ -272,13 +271,13 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 		after(10 * time.Minute)
 		r.expectSync("full, pruning a b")
 		if lines := e.log.With("Could not write the checkpoint"); len(lines) != 1 {
-			t.Errorf("said %d times: %q", len(lines), lines)
+			t.Errorf("reported %d times: %q", len(lines), lines)
 		}
 		c := status.ProgrammedCondition(a.known())
 		if c.Reason != v1alpha1.ReasonProgrammed || !strings.Contains(c.Message, "Restrictions: the checkpoint cannot be written") || !strings.Contains(c.Message, "not a directory") {
 			t.Errorf("condition %+v", c)
 		}
-		if err := os.Remove(e.folder); err != nil {
+		if err := os.Remove(e.directory); err != nil {
 			t.Fatal(err)
 		}
 		after(2 * time.Minute)
@@ -296,21 +295,14 @@ func TestWhatIsWrittenWhen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newRestartable(t)
 		a, r := e.agent(here)
-		var failing atomic.Bool
-		a.apiError = func() string {
-			if failing.Load() {
-				return "serviceproxyrules: connection refused"
-			}
-			return ""
-		}
 		stop := loops(t, a)
 		e.fill(r)
-		failing.Store(true)
+		a.errors.Failed(t.Context(), "serviceproxyrules", errors.New("connection refused"))
 		after(time.Hour)
 		if _, err := os.Stat(e.file()); err == nil {
 			t.Error("written while the API does not answer: it would seem fresh")
 		}
-		failing.Store(false)
+		a.errors.Watching("serviceproxyrules")
 		after(15 * time.Second)
 		hold(t, a)
 		lose(a)

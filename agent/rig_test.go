@@ -32,11 +32,11 @@ func newRig(t *testing.T) *rig {
 
 // prepare is what the sync loop does before an Apply, on a node that can run any mode.
 func prepare(s *desired.Store) desired.Batch {
-	if q := s.ModeQuestion(); q != nil {
+	if q := s.OpenQuestion(); q != nil && !s.ContinueMode(q) {
 		s.SettleMode(q, desired.Verdict{})
 	}
 	s.Choose(true)
-	b, _ := s.PrepareWrite()
+	b, _ := s.PrepareWrite(nil)
 	return b
 }
 
@@ -59,10 +59,10 @@ func (r *rig) sync() string {
 		return "not ready"
 	}
 	b := prepare(r.Store)
-	said := agenttest.Describe(b.Rulesets[dataplane.IPv4])
+	reported := agenttest.Describe(b.Rulesets[dataplane.IPv4])
 	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Apply(context.Background(), b.Rulesets)
 	r.Commit(b, outcomes, &v1alpha1.SyncReport{})
-	return said
+	return reported
 }
 
 func (r *rig) expectSync(want string) {

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -10,16 +11,20 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// stopGrace is how long a write may take after the agent is told to stop.
+// stopGrace is how long a write may take after the agent is asked to stop.
 const stopGrace = 10 * time.Second
 
 // syncSome writes changes to the kernel; unless all, without costly ones. The sync loop calls
 // it.
 func (a *Agent) syncSome(ctx context.Context, all bool) (syncer.Load, error) {
 	load := a.store.Choose(all)
-	err := a.progressing(a.syncChosen)(ctx)
-	load.Costly = load.Costly || a.store.Isolated()
-	return load, err
+	var pause func() bool
+	if load.Costly { // small changes come between its parts
+		pause = a.loop.Waiting
+	}
+	err := a.progressing(func(ctx context.Context) error { return a.syncChosen(ctx, pause) })(ctx)
+	last := a.store.LastLoad()
+	return syncer.Load{Costly: load.Costly || last.Costly, Left: load.Left || last.Left}, err
 }
 
 // sync is syncSome within another run of the sync loop, which does not learn that something is
@@ -28,22 +33,28 @@ func (a *Agent) sync(ctx context.Context) error {
 	if load := a.store.Choose(true); load.Left {
 		a.loop.Trigger()
 	}
-	return a.syncChosen(ctx)
+	return a.syncChosen(ctx, nil)
 }
 
-// syncChosen writes the chosen changes.
-func (a *Agent) syncChosen(ctx context.Context) error {
-	if a.store.Removing() {
+// syncChosen writes the chosen changes, and leaves a part of large ones when pause asks for it.
+func (a *Agent) syncChosen(ctx context.Context, pause func() bool) error {
+	if a.store.CurrentRemoval().Requested {
 		return a.removeRules(ctx)
 	}
 	if a.store.Auditing() {
-		return a.audit(ctx)
+		return errors.Join(a.relinquish(ctx), a.audit(ctx))
 	}
-	if !a.owner.MayWrite() || !a.owner.Check(ctx, false) || !a.chooseMode(ctx) {
+	if !a.owner.MayWrite() {
+		return a.relinquish(ctx)
+	}
+	if !a.owner.Check(ctx, false) || !a.chooseMode(ctx) {
 		return nil
 	}
-	a.tuneTracking()
-	b, ok := a.store.PrepareWrite()
+	// Before the rules, some of which depend on it.
+	if settings, _, _ := a.store.OwnObject(); a.tracking.Due(settings.ProxySettings) {
+		a.tune()
+	}
+	b, ok := a.store.PrepareWrite(pause)
 	if !ok {
 		return nil // enforcement is Audit now: the settings have triggered what follows
 	}
@@ -74,6 +85,7 @@ func (a *Agent) syncChosen(ctx context.Context) error {
 	for _, listener := range a.listeners() {
 		listener(done)
 	}
+	a.probeModes(ctx) // last: it may take long
 	return done.err
 }
 
@@ -127,7 +139,7 @@ func (a *Agent) writing(ctx context.Context) (context.Context, context.CancelFun
 }
 
 // finishing returns a context that outlives ctx by stopGrace, so that a write can end that
-// has begun when the agent is told to stop.
+// has begun when the agent is asked to stop.
 func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	out, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(stopGrace, cancel) })

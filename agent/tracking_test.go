@@ -24,7 +24,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// fakeTracking is a kernel of which the tests say what it does.
+// fakeTracking is a kernel that does what the tests decide.
 type fakeTracking struct {
 	tuned      conntrack.Tuned
 	asked      []int32 // the timeouts of UDP that it was asked for
@@ -157,7 +157,7 @@ func TestRulesFollowLiberalTracking(t *testing.T) {
 func TestTrackingThatComesWithTheRules(t *testing.T) {
 	a, r, kernel, log := owningAgent(t)
 	fake := tracked(a)
-	fake.tuned, fake.failure = conntrack.Tuned{Untracked: true}, fmt.Errorf("no folder: %w", conntrack.ErrUntracked)
+	fake.tuned, fake.failure = conntrack.Tuned{Untracked: true}, fmt.Errorf("no directory: %w", conntrack.ErrUntracked)
 	fake.onTune = func() {
 		if kernel.Writes() > 0 {
 			fake.tuned, fake.failure = conntrack.Tuned{Liberal: true, Changes: []conntrack.Change{{Sysctl: "s", From: 1, To: 2}}}, nil

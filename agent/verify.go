@@ -15,7 +15,7 @@ const checkAgainPause = time.Second
 // verify compares the whole kernel with the desired state and repairs it. The sync loop calls
 // it.
 func (a *Agent) verify(ctx context.Context) error {
-	if a.store.Removing() {
+	if a.store.CurrentRemoval().Requested {
 		return nil
 	}
 	if a.store.Auditing() {
@@ -29,6 +29,7 @@ func (a *Agent) verify(ctx context.Context) error {
 	if a.recheckMode(ctx) || a.tune() {
 		return a.sync(ctx) // which compares everything
 	}
+	a.probeModes(ctx)
 	epoch := a.store.CurrentEpoch()
 	return a.compare(ctx, epoch, a.store.Verifiable(), false)
 }
@@ -82,7 +83,7 @@ func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.F
 		return nil
 	}
 	a.metrics.Compared(outcomes)
-	clear := len(drifted) == 0 || a.owner.Check(ctx, false) // the change may be the first sign of another proxy
+	clear := len(drifted) == 0 || a.owner.Check(ctx, false) // the change may be the first indication of another proxy
 	later := map[dataplane.Family]bool{}
 	for family, at := range drifted {
 		if retry := now.Add(checkAgainPause); !clear && retry.After(at) {

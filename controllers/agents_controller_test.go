@@ -195,7 +195,7 @@ var _ = Describe("AgentsReconciler", func() {
 		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False NoNodes: ")))
 	})
 
-	It("tells why agents do not run", func(ctx SpecContext) {
+	It("reports why agents do not run", func(ctx SpecContext) {
 		createNode(ctx, "n1")
 		createNode(ctx, "n2")
 		switchOnManaged(ctx)
@@ -229,7 +229,7 @@ var _ = Describe("AgentsReconciler", func() {
 		Expect(k8s.Update(ctx, pod)).To(Succeed())
 		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False AgentPodsNotReady: Pod nodeproxy-system/agent-x on node n2: it is running but has not been ready")))
 
-		By("which the nodes' own trouble comes before")
+		By("which the nodes' own problems take precedence over")
 		report(ctx, "n2", metav1.ConditionFalse, v1alpha1.ReasonFailed, "iptables is not there")
 		Eventually(summary(ctx)).Should(SatisfyAll(
 			WithTransform(ready, Equal("False NodesNotProgrammed: Node n2: Failed: iptables is not there.")),

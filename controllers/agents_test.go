@@ -101,7 +101,7 @@ var _ = Describe("looking after the agents", func() {
 		Expect(programmedOn(ctx, "n2")()).To(Equal("True Programmed"))
 	})
 
-	It("says for how long, and writes that once a minute at most", func(ctx SpecContext) {
+	It("reports for how long, and writes that once a minute at most", func(ctx SpecContext) {
 		switchOn(ctx)
 		createNode(ctx, "n1")
 		controller := startController()

@@ -3,6 +3,7 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -42,14 +43,14 @@ func CacheOptions(namespace string) (cache.Options, error) {
 			&corev1.Service{}: {
 				Label:     labels.NewSelector().Add(*proxied),
 				Field:     fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone),
-				Transform: trimmed(trimService),
+				Transform: trimmed(func(svc *corev1.Service) { svc.Status.Conditions = nil }),
 			},
 			&discoveryv1.EndpointSlice{}: {
 				Label:     labels.NewSelector().Add(*notHeadless),
 				Transform: trimmed(trimSlice),
 			},
 			&corev1.Node{}:                 {Transform: trimmed(trimNode)},
-			&corev1.Namespace{}:            {Transform: trimmed(trimNamespace)},
+			&corev1.Namespace{}:            {Transform: trimmed(func(n *corev1.Namespace) { n.Spec, n.Status = corev1.NamespaceSpec{}, corev1.NamespaceStatus{} })},
 			&v1alpha1.NodeProxyPolicy{}:    {Transform: trimmed(func(*v1alpha1.NodeProxyPolicy) {})},
 			&v1alpha1.ServiceProxyPolicy{}: {Transform: trimmed(func(*v1alpha1.ServiceProxyPolicy) {})},
 			&appsv1.DaemonSet{}: {Namespaces: map[string]cache.Config{
@@ -85,17 +86,32 @@ func trimmed[T client.Object](trim func(T)) toolscache.TransformFunc {
 	}
 }
 
-func trimService(svc *corev1.Service) { svc.Status.Conditions = nil }
-
+// trimSlice also has endpoints share what is equal, because there are many.
 func trimSlice(slice *discoveryv1.EndpointSlice) {
+	yes, no := true, false
+	nodes := map[string]*string{}
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
 		e.Hostname, e.TargetRef, e.Zone, e.DeprecatedTopology = nil, nil, nil, nil
+		for _, condition := range []**bool{&e.Conditions.Ready, &e.Conditions.Serving, &e.Conditions.Terminating} {
+			switch {
+			case *condition == nil:
+			case **condition:
+				*condition = &yes
+			default:
+				*condition = &no
+			}
+		}
+		if e.NodeName == nil {
+			continue
+		}
+		if known, exists := nodes[*e.NodeName]; exists {
+			e.NodeName = known
+		} else {
+			nodes[*e.NodeName] = e.NodeName
+		}
 	}
-}
-
-func trimNamespace(namespace *corev1.Namespace) {
-	namespace.Spec, namespace.Status = corev1.NamespaceSpec{}, corev1.NamespaceStatus{}
+	slice.Endpoints = slices.Clone(slice.Endpoints) // decoding leaves spare capacity, up to as much again
 }
 
 func trimNode(node *corev1.Node) {

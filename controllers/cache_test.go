@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -57,5 +59,31 @@ func TestStopsBeforeTheCacheHasFilled(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Fatal("the manager does not stop")
+	}
+}
+
+// TestTrimmedSlice: endpoints share what is equal, and lose nothing that a reconciler reads.
+func TestTrimmedSlice(t *testing.T) {
+	endpoint := func(address, node string, ready bool) discoveryv1.Endpoint {
+		return discoveryv1.Endpoint{
+			Addresses: []string{address}, NodeName: new(node),
+			Conditions: discoveryv1.EndpointConditions{Ready: new(ready), Serving: new(true)},
+		}
+	}
+	endpoints := func() []discoveryv1.Endpoint {
+		return []discoveryv1.Endpoint{endpoint("10.0.0.1", "a", true), endpoint("10.0.0.2", "b", false), endpoint("10.0.0.3", "a", true), {}}
+	}
+	slice := &discoveryv1.EndpointSlice{Endpoints: append(make([]discoveryv1.Endpoint, 0, 1000), endpoints()...)}
+	slice.Endpoints[0].Hostname, slice.Endpoints[0].Zone = new("h"), new("z")
+	trimSlice(slice)
+	if diff := cmp.Diff(endpoints(), slice.Endpoints); diff != "" {
+		t.Errorf("endpoints (-want +got):\n%s", diff)
+	}
+	first, third := slice.Endpoints[0], slice.Endpoints[2]
+	if first.NodeName != third.NodeName || first.Conditions.Ready != third.Conditions.Ready || first.Conditions.Ready != first.Conditions.Serving {
+		t.Error("equal names and conditions are stored twice")
+	}
+	if cap(slice.Endpoints) > 2*len(slice.Endpoints) {
+		t.Errorf("capacity for %d endpoints, of which there are %d", cap(slice.Endpoints), len(slice.Endpoints))
 	}
 }

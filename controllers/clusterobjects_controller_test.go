@@ -31,9 +31,9 @@ func keeping(o *controllers.Options) { o.ManageClusterObjects = true }
 // keptNames are those of the policies and of their bindings.
 var keptNames = []string{"nodeproxy-agent-own-node", "nodeproxy-controller-finalizer", "nodeproxy-controller-startup-taint", "nodeproxy-rendered-objects"}
 
-// olmRights gives the controller's service account the permissions that it has under
+// olmPermissions gives the controller's service account the permissions that it has under
 // OLM only, for the time of the spec. It returns the role of the whole cluster.
-func olmRights() *rbacv1.ClusterRole {
+func olmPermissions() *rbacv1.ClusterRole {
 	GinkgoHelper()
 	file, err := os.Open(filepath.Join("..", "config", "manifests", "role_olm.yaml"))
 	Expect(err).NotTo(HaveOccurred())
@@ -142,7 +142,7 @@ func looksAtPolicies(ctx context.Context, c *running) {
 	}
 }
 
-// keptEvents returns what events say of objects that cannot be kept; for Eventually.
+// keptEvents returns what events report of objects that cannot be kept; for Eventually.
 func keptEvents(ctx context.Context, namespace string) func() ([]string, error) {
 	return func() ([]string, error) {
 		var list eventsv1.EventList
@@ -162,7 +162,7 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 
 	It("maintains policies and labels while there is no NodeProxy, and restores what is changed", func(ctx SpecContext) {
 		config := serviceAccount(ctx)
-		olmRights()
+		olmPermissions()
 		cleanNamespace()
 		controller := startControllerAs(config, keeping)
 		Eventually(policies(ctx)).Should(haveKept())
@@ -213,7 +213,7 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 
 	It("restores the whole of what it finds without the label, be it of a former release or changed by hand", func(ctx SpecContext) {
 		config := serviceAccount(ctx)
-		olmRights()
+		olmPermissions()
 		cleanNamespace()
 		first := startControllerAs(config, keeping)
 		Eventually(policies(ctx)).Should(haveKept())
@@ -253,13 +253,13 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		Expect(keptEvents(ctx, leaseNamespace)()).To(BeEmpty())
 	})
 
-	It("keeps the labels where it may not follow the policies, says so, and makes them once it may", func(ctx SpecContext) {
+	It("keeps the labels where it may not follow the policies, reports it, and makes them once it may", func(ctx SpecContext) {
 		config := serviceAccount(ctx)
-		role := olmRights()
+		role := olmPermissions()
 		cleanNamespace()
-		rights := role.Rules
-		Expect(rights[0].Verbs).To(Equal([]string{"list", "watch"}))
-		role.Rules = rights[1:]
+		permissions := role.Rules
+		Expect(permissions[0].Verbs).To(Equal([]string{"list", "watch"}))
+		role.Rules = permissions[1:]
 		Expect(k8s.Update(ctx, role)).To(Succeed())
 		startControllerAs(config, keeping)
 		Eventually(podSecurity(ctx)).Should(Equal(privileged))
@@ -270,15 +270,15 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		Expect(policies(ctx)()).To(BeEmpty())
 		labelNamespace(ctx, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`)
 		Eventually(podSecurity(ctx)).Should(Equal(privileged))
-		role.Rules = rights
+		role.Rules = permissions
 		Expect(k8s.Update(ctx, role)).To(Succeed())
 		Eventually(policies(ctx), "1m").Should(haveKept())
 		Eventually(bindings(ctx)).Should(haveKept())
 	})
 
-	It("makes the policies where it may list them only, and says what it may not", func(ctx SpecContext) {
+	It("makes the policies where it may list them only, and states what it may not", func(ctx SpecContext) {
 		config := serviceAccount(ctx)
-		role := olmRights()
+		role := olmPermissions()
 		cleanNamespace()
 		role.Rules[0].Verbs = []string{"list"}
 		Expect(k8s.Update(ctx, role)).To(Succeed())
@@ -289,9 +289,9 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		Eventually(keptEvents(ctx, leaseNamespace), "30s").Should(ConsistOf(missing("validatingadmissionpolicies"), missing("validatingadmissionpolicybindings")))
 	})
 
-	It("keeps the labels while the API server does not say how it serves policies, and makes them once it does", func(ctx SpecContext) {
+	It("keeps the labels while the API server does not state how it serves policies, and makes them once it does", func(ctx SpecContext) {
 		config := rest.CopyConfig(serviceAccount(ctx))
-		olmRights()
+		olmPermissions()
 		cleanNamespace()
 		unavailable := &atomic.Bool{}
 		unavailable.Store(true)
@@ -318,9 +318,9 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		Expect(podSecurity(ctx)()).To(BeEmpty())
 	})
 
-	It("takes over the policies of an installation in another namespace, and says what it may not write", func(ctx SpecContext) {
+	It("takes over the policies of an installation in another namespace, and states what it may not write", func(ctx SpecContext) {
 		config := serviceAccount(ctx)
-		olmRights()
+		olmPermissions()
 		install(ctx, "rendered.yaml")
 		other := newNamespace(ctx)
 		startControllerAs(config, keeping, func(o *controllers.Options) { o.Namespace = other })
@@ -336,9 +336,9 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		Expect(podSecurity(ctx)()).To(BeEmpty()) // of the namespace of others
 	})
 
-	It("keeps the labels where the API server knows no such policies, and says so", func(ctx SpecContext) {
+	It("keeps the labels where the API server knows no such policies, and reports it", func(ctx SpecContext) {
 		config := rest.CopyConfig(serviceAccount(ctx))
-		olmRights()
+		olmPermissions()
 		cleanNamespace()
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 			return withoutPolicies{RoundTripper: next, status: http.StatusNotFound, now: func() bool { return true }}

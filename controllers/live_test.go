@@ -63,7 +63,7 @@ var _ = Describe("preview", func() {
 		})
 	})
 
-	It("says what the controllers then write", func(ctx SpecContext) {
+	It("states what the controllers then write", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		for name, pool := range map[string]string{"edge-1": "edge", "edge-2": "edge", "inner-1": "inner"} {
 			createNode(ctx, name, func(n *corev1.Node) { n.Labels["pool"] = pool })
@@ -117,7 +117,7 @@ var _ = Describe("preview", func() {
 		Expect(nodeRules(ctx, "inner-1")()).To(HaveField("Spec.Policies", Equal([]string{"edge"})))
 	})
 
-	It("says what the controllers then make of Services", func(ctx SpecContext) {
+	It("states what the controllers then make of Services", func(ctx SpecContext) {
 		ns, other := newNamespace(ctx), newNamespace(ctx)
 		switchOn(ctx)
 		startController()

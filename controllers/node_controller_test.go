@@ -10,39 +10,23 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers"
+	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 )
 
 const renders = "nodeproxy_controller_render_seconds"
 
-// documentedSettings are the defaults that the API documents.
-func documentedSettings() v1alpha1.ProxySettings {
-	return v1alpha1.ProxySettings{
-		Mode:        new(v1alpha1.ProxyMode("IPTables")),
-		Fallback:    new(v1alpha1.FallbackMode("None")),
-		Enforcement: new(v1alpha1.Enforcement("Enforce")),
-		DetectLocal: &v1alpha1.DetectLocalSettings{Mode: "None"},
-		NodePorts: &v1alpha1.NodePortSettings{
-			AddressMode: new(v1alpha1.NodePortAddressMode("All")), Localhost: new(v1alpha1.Toggle("Enabled")),
-		},
-		Masquerade: &v1alpha1.MasqueradeSettings{All: new(v1alpha1.Toggle("Disabled")), Bit: new(int32(14))},
-		IPVS: &v1alpha1.IPVSSettings{
-			Scheduler: new("rr"), StrictARP: new(v1alpha1.Toggle("Disabled")),
-			TCPTimeoutSeconds: new(int32(0)), TCPFinTimeoutSeconds: new(int32(0)), UDPTimeoutSeconds: new(int32(0)),
-		},
-		Sync: &v1alpha1.SyncSettings{MinIntervalMilliseconds: new(int32(250)), VerifyIntervalSeconds: new(int32(60))},
-		Conntrack: &v1alpha1.ConntrackSettings{
-			MaxPerCore: new(int32(32768)), Min: new(int32(131072)),
-			TCPEstablishedTimeoutSeconds: new(int32(86400)), TCPCloseWaitTimeoutSeconds: new(int32(3600)),
-			UDPTimeoutSeconds: new(int32(0)), UDPStreamTimeoutSeconds: new(int32(0)),
-			TCPBeLiberal: new(v1alpha1.Toggle("Disabled")),
-		},
-	}
-}
-
 var _ = Describe("NodeReconciler", func() {
+	It("keeps no requests on a standby, nor do Services", func(ctx SpecContext) {
+		createNode(ctx, "n1")
+		standby := startController(func(o *controllers.Options) { o.Leadership = leader.NewGate(clock.RealClock{}) })
+		standby.firstLooks("node", "service")
+	})
+
 	It("keeps one object for every Linux Node", func(ctx SpecContext) {
 		switchOn(ctx)
 		controller := startController()
@@ -61,7 +45,7 @@ var _ = Describe("NodeReconciler", func() {
 			"Spec": MatchFields(IgnoreExtras, Fields{
 				"FormatVersion":    BeEquivalentTo(1),
 				"SettingsRevision": MatchRegexp("^[0-9a-f]{8}$"),
-				"Settings":         Equal(documentedSettings()),
+				"Settings":         Equal(*v1alpha1.CompleteSettings(nil)),
 				"Node": Equal(v1alpha1.NodeFacts{
 					Addresses: []string{"192.0.2.21", "203.0.113.5"}, PodCIDRs: []string{"10.244.1.0/24"}, Zone: "zone-a",
 				}),
@@ -117,7 +101,7 @@ var _ = Describe("NodeReconciler", func() {
 		Eventually(nodeRules(ctx, "n1")).Should(SatisfyAll(HaveField("Spec", Equal(want)), HaveField("UID", Not(Equal(uid)))))
 	})
 
-	It("renders only nodes whose members changed", func(ctx SpecContext) {
+	It("renders only nodes whose local endpoints changed", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
 		controller := startController()
@@ -127,21 +111,21 @@ var _ = Describe("NodeReconciler", func() {
 		createService(ctx, ns, "cart")
 		slice := createSlice(ctx, ns, "cart", "cart-a", at("10.1.0.1", "n1"), at("10.1.0.2", "n2"), at("10.1.0.3", "n3"))
 		for _, n := range []string{"n1", "n2", "n3"} {
-			Eventually(nodeRules(ctx, n)).Should(WithTransform(members, HaveLen(1)))
+			Eventually(nodeRules(ctx, n)).Should(WithTransform(localEndpoints, HaveLen(1)))
 		}
 		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, HaveLen(3)))
 		before := versions(ctx)
 
 		By("an endpoint more on n1")
 		setEndpoints(ctx, slice, append(slice.Endpoints, at("10.1.0.4", "n1"))...)
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, ConsistOf(ns+"/cart 10.1.0.1:8080", ns+"/cart 10.1.0.4:8080")))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, ConsistOf(ns+"/cart 10.1.0.1:8080", ns+"/cart 10.1.0.4:8080")))
 		controller.looks(ctx, "node")
 		after := versions(ctx)
 		Expect(after["node n2"]).To(Equal(before["node n2"]))
 		Expect(after["node n3"]).To(Equal(before["node n3"]))
 		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, HaveLen(4)))
 
-		By("a change of state, which is no change of membership")
+		By("a change of state, which is no change of local endpoints")
 		before = versions(ctx)
 		slice.Endpoints[1] = in(slice.Endpoints[1], false, true, true)
 		setEndpoints(ctx, slice, slice.Endpoints...)
@@ -173,35 +157,35 @@ var _ = Describe("NodeReconciler", func() {
 		createNode(ctx, "n2")
 		createService(ctx, ns, "cart")
 		old := createSlice(ctx, ns, "cart", "cart-a", at("10.1.0.1", "n1"))
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, HaveLen(1)))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, HaveLen(1)))
 
 		By("the old pod terminating while the new one has its address")
 		setEndpoints(ctx, old, in(at("10.1.0.1", "n1"), false, true, true))
 		young := createSlice(ctx, ns, "cart", "cart-b", at("10.1.0.1", "n2"))
-		Eventually(nodeRules(ctx, "n2")).Should(WithTransform(members, HaveLen(1)))
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, BeEmpty()))
+		Eventually(nodeRules(ctx, "n2")).Should(WithTransform(localEndpoints, HaveLen(1)))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, BeEmpty()))
 		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, Equal([]string{"Ready 10.1.0.1:8080"})))
 
 		By("the winner shifting by state alone")
 		setEndpoints(ctx, young, in(at("10.1.0.1", "n2"), false, true, true))
 		setEndpoints(ctx, old, at("10.1.0.1", "n1"))
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, HaveLen(1)))
-		Eventually(nodeRules(ctx, "n2")).Should(WithTransform(members, BeEmpty()))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, HaveLen(1)))
+		Eventually(nodeRules(ctx, "n2")).Should(WithTransform(localEndpoints, BeEmpty()))
 
 		By("the winner going")
 		Expect(k8s.Delete(ctx, old)).To(Succeed())
-		Eventually(nodeRules(ctx, "n2")).Should(WithTransform(members, HaveLen(1)))
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, BeEmpty()))
+		Eventually(nodeRules(ctx, "n2")).Should(WithTransform(localEndpoints, HaveLen(1)))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, BeEmpty()))
 
 		By("a slice changing its Service")
 		createService(ctx, ns, "other")
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(young), young)).To(Succeed())
 		young.Labels["kubernetes.io/service-name"] = "other"
 		Expect(k8s.Update(ctx, young)).To(Succeed())
-		Eventually(nodeRules(ctx, "n2")).Should(WithTransform(members, Equal([]string{ns + "/other 10.1.0.1:8080"})))
+		Eventually(nodeRules(ctx, "n2")).Should(WithTransform(localEndpoints, Equal([]string{ns + "/other 10.1.0.1:8080"})))
 	})
 
-	It("lets state and membership go their own ways", func(ctx SpecContext) {
+	It("lets state and local endpoints go their own ways", func(ctx SpecContext) {
 		ns := newNamespace(ctx)
 		switchOn(ctx)
 		startController()
@@ -209,7 +193,7 @@ var _ = Describe("NodeReconciler", func() {
 
 		By("an endpoint that is not ready, of a Service that does not exist")
 		createSlice(ctx, ns, "cart", "cart-a", in(at("10.1.0.1", "n1"), false, false, false), at("10.1.0.2", "late"))
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, Equal([]string{ns + "/cart 10.1.0.1:8080"})))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, Equal([]string{ns + "/cart 10.1.0.1:8080"})))
 
 		By("an endpoint on a Node without an object")
 		createService(ctx, ns, "cart")
@@ -219,7 +203,7 @@ var _ = Describe("NodeReconciler", func() {
 
 		By("the Node coming later")
 		createNode(ctx, "late")
-		Eventually(nodeRules(ctx, "late")).Should(WithTransform(members, Equal([]string{ns + "/cart 10.1.0.2:8080"})))
+		Eventually(nodeRules(ctx, "late")).Should(WithTransform(localEndpoints, Equal([]string{ns + "/cart 10.1.0.2:8080"})))
 	})
 
 	It("keeps the object of a Node that registers again, and removes it ten minutes after the Node", func(ctx SpecContext) {
@@ -271,7 +255,7 @@ var _ = Describe("NodeReconciler", func() {
 
 		By("being switched on")
 		switchOn(ctx)
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, HaveLen(1)))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, HaveLen(1)))
 		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, HaveLen(1)))
 	})
 
@@ -285,7 +269,7 @@ var _ = Describe("NodeReconciler", func() {
 		createNode(ctx, "n1")
 		createService(ctx, ns, "cart")
 		slice := createSlice(ctx, ns, "cart", "cart-a", at("10.1.0.1", "n1"))
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, HaveLen(1)))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, HaveLen(1)))
 		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, HaveLen(1)))
 		rules, err := nodeRules(ctx, "n1")()
 		Expect(err).NotTo(HaveOccurred())
@@ -296,7 +280,7 @@ var _ = Describe("NodeReconciler", func() {
 			setEndpoints(ctx, slice, append(slice.Endpoints, at(fmt.Sprintf("10.1.1.%d", i), "n1"))...)
 			Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, HaveLen(2+i)))
 			Eventually(nodeRules(ctx, "n1")).Should(SatisfyAll(
-				WithTransform(members, HaveLen(2+i)),
+				WithTransform(localEndpoints, HaveLen(2+i)),
 				HaveField("Spec.Settings", Equal(rules.Spec.Settings)),
 				HaveField("Spec.SettingsRevision", Equal(rules.Spec.SettingsRevision)),
 			))

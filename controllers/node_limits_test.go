@@ -16,6 +16,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
+// incompleteRetry is when a node is rendered again at the latest that lacks local endpoints.
+const incompleteRetry = time.Minute
+
 const leftOutMetric = "nodeproxy_controller_left_out_local_endpoints"
 
 // createCrowd creates a slice of a Service with many ports on every endpoint.
@@ -54,10 +57,10 @@ func carried(namespace string) func(*v1alpha1.NodeProxyRules) []string {
 	}
 }
 
-// membersIn are the members of a node that are of one namespace.
-func membersIn(namespace string) func(*v1alpha1.NodeProxyRules) []string {
+// localEndpointsIn are the local endpoints of a node that are of one namespace.
+func localEndpointsIn(namespace string) func(*v1alpha1.NodeProxyRules) []string {
 	return func(rules *v1alpha1.NodeProxyRules) []string {
-		return slices.DeleteFunc(members(rules), func(m string) bool { return !strings.HasPrefix(m, namespace+"/") })
+		return slices.DeleteFunc(localEndpoints(rules), func(m string) bool { return !strings.HasPrefix(m, namespace+"/") })
 	}
 }
 
@@ -70,7 +73,7 @@ var _ = Describe("NodeReconciler, where a node has too many local endpoints", fu
 		createNode(ctx, "n1")
 		createService(ctx, honest, "cart")
 		cart := createSlice(ctx, honest, "cart", "cart-a", manyOn("n1", 400)...)
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(membersIn(honest), HaveLen(400)))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpointsIn(honest), HaveLen(400)))
 
 		By("one pod behind 60 Services of 100 ports")
 		name := func(i int) string { return fmt.Sprintf("s%03d", i) }
@@ -91,15 +94,15 @@ var _ = Describe("NodeReconciler, where a node has too many local endpoints", fu
 				tries++
 				setEndpoints(ctx, waker, at(fmt.Sprintf("10.6.%d.%d", calls, tries%250+1), "n1"))
 				g.Expect(nodeRules(ctx, "n1")()).To(SatisfyAll(want,
-					WithTransform(members, ContainElement(ContainSubstring(fmt.Sprintf("/waker 10.6.%d.", calls))))))
+					WithTransform(localEndpoints, ContainElement(ContainSubstring(fmt.Sprintf("/waker 10.6.%d.", calls))))))
 			}).WithTimeout(time.Minute).WithPolling(250 * time.Millisecond).Should(Succeed())
 			// What was asked for last is written later than what was seen, maybe.
-			Eventually(nodeRules(ctx, "n1")).WithTimeout(time.Minute).Should(WithTransform(members,
+			Eventually(nodeRules(ctx, "n1")).WithTimeout(time.Minute).Should(WithTransform(localEndpoints,
 				ContainElement(ContainSubstring(fmt.Sprintf("/waker 10.6.%d.%d", calls, tries%250+1)))))
 		}
 		setEndpoints(ctx, cart, append(cart.Endpoints, at("10.7.0.1", "n1"))...)
 		settled(SatisfyAll(
-			WithTransform(membersIn(honest), HaveLen(401)),
+			WithTransform(localEndpointsIn(honest), HaveLen(401)),
 			WithTransform(carried(crowd), SatisfyAll(Not(BeEmpty()), WithTransform(func(s []string) int { return len(s) }, BeNumerically("<", services)))),
 		))
 		createNode(ctx, "n2") // which others hold up in nothing
@@ -109,16 +112,16 @@ var _ = Describe("NodeReconciler, where a node has too many local endpoints", fu
 		kept := carried(crowd)(rules)
 		Expect(len(kept)).To(BeNumerically(">", fitting))
 		Eventually(func() float64 { return controller.metric(leftOutMetric) }).Should(BeEquivalentTo(services - len(kept)))
-		told := 0
+		reported := 0
 		for i := range services {
 			events, err := eventsOf(ctx, byName[name(i)], "LocalEndpointsLeftOut")()
 			Expect(err).NotTo(HaveOccurred())
-			if told += len(events); len(events) > 0 {
+			if reported += len(events); len(events) > 0 {
 				Expect(events[0].Note).To(SatisfyAll(ContainSubstring("The rules of node n1 "), ContainSubstring("exceed the limit of 131072 bytes")))
 				Expect(kept).NotTo(ContainElement(name(i)))
 			}
 		}
-		Expect(told).To(BeNumerically(">", 0))
+		Expect(reported).To(BeNumerically(">", 0))
 		Expect(eventsOf(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: honest, Name: "cart"}}, "LocalEndpointsLeftOut")()).To(BeEmpty())
 
 		By("restarting, which changes nothing")
@@ -133,7 +136,7 @@ var _ = Describe("NodeReconciler, where a node has too many local endpoints", fu
 		for _, slice := range crowded[fitting:] {
 			Expect(k8s.Delete(ctx, slice)).To(Succeed())
 		}
-		settled(SatisfyAll(WithTransform(membersIn(honest), HaveLen(401)), WithTransform(carried(crowd), HaveLen(fitting))))
+		settled(SatisfyAll(WithTransform(localEndpointsIn(honest), HaveLen(401)), WithTransform(carried(crowd), HaveLen(fitting))))
 		Eventually(func() float64 { return controller.metric(leftOutMetric) }).Should(BeZero())
 	})
 
@@ -146,7 +149,7 @@ var _ = Describe("NodeReconciler, where a node has too many local endpoints", fu
 		large := createService(ctx, ns, "large")
 		createService(ctx, ns, "cart")
 		createSlice(ctx, ns, "cart", "cart-a", at("10.1.0.1", "n1"))
-		slice := createCrowd(ctx, ns, "large", 100, append(manyOn("n1", 350), at("10.7.0.1", "n2"))...)
+		slice := createCrowd(ctx, ns, "large", 100, append(manyOn("n1", 200), at("10.7.0.1", "n2"))...)
 		Eventually(eventsOf(ctx, large, "LocalEndpointsLeftOut")).Should(ConsistOf(
 			HaveField("Note", SatisfyAll(HavePrefix("The rules of node n1 "), ContainSubstring("the limit of 131072 for one namespace")))))
 		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(carried(ns), Equal([]string{"cart"})))
@@ -158,6 +161,27 @@ var _ = Describe("NodeReconciler, where a node has too many local endpoints", fu
 		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(carried(ns), Equal([]string{"cart", "large"})))
 		Eventually(nodeRules(ctx, "n2")).Should(WithTransform(carried(ns), BeEmpty()))
 		Eventually(func() float64 { return controller.metric(leftOutMetric) }).Should(BeZero())
+	})
+
+	It("renders all nodes of a Service that returns within its limits after a restart", func(ctx SpecContext) {
+		ns := newNamespace(ctx)
+		switchOn(ctx)
+		controller := startController()
+		createNode(ctx, "n1")
+		createService(ctx, ns, "cart")
+		small := createSlice(ctx, ns, "cart", "cart-small", at("10.1.0.1", "n1"))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, HaveLen(1)))
+		controller.stop()
+
+		By("starting while the Service is over a limit")
+		setEndpoints(ctx, small, at("10.1.0.1", "n1"), at("10.1.0.2", "n1"))
+		large := createCrowd(ctx, ns, "cart", v1alpha1.MaxServicePortEndpoints/1000+1, manyOn("", 1000)...)
+		startController().firstLooks("node")
+		Expect(nodeRules(ctx, "n1")()).To(WithTransform(localEndpoints, HaveLen(1)))
+
+		By("a slice going that does not name the node")
+		Expect(k8s.Delete(ctx, large)).To(Succeed())
+		Eventually(nodeRules(ctx, "n1")).WithTimeout(incompleteRetry / 2).Should(WithTransform(localEndpoints, HaveLen(2)))
 	})
 
 	It("spaces the writes of many bytes, and loses no change", func(ctx SpecContext) {
@@ -173,7 +197,7 @@ var _ = Describe("NodeReconciler, where a node has too many local endpoints", fu
 		for i := range changes {
 			setEndpoints(ctx, slice, append(manyOn("n1", 60), at(fmt.Sprintf("10.8.0.%d", i+1), "n1"))...)
 		}
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, ContainElement(fmt.Sprintf("%s/cart 10.8.0.%d:8000", ns, changes))))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, ContainElement(fmt.Sprintf("%s/cart 10.8.0.%d:8000", ns, changes))))
 		Expect(controller.nodeWrites() - before).To(BeNumerically("<", changes/2))
 	})
 })

@@ -144,8 +144,8 @@ func addresses(rules *v1alpha1.ServiceProxyRules) []string {
 	return out
 }
 
-// members returns every member of a node as "namespace/name address".
-func members(rules *v1alpha1.NodeProxyRules) []string {
+// localEndpoints returns every local endpoint of a node as "namespace/name address".
+func localEndpoints(rules *v1alpha1.NodeProxyRules) []string {
 	var out []string
 	for _, s := range rules.Spec.LocalEndpoints {
 		for _, p := range s.Ports {

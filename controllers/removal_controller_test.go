@@ -81,22 +81,22 @@ func hasAgents(ctx context.Context, name string) bool {
 	return err == nil && agents.DeletionTimestamp == nil
 }
 
-// notCleaned returns what the last event says of nodes that may have rules still.
+// notCleaned returns what the last event reports of nodes that may have rules still.
 func notCleaned(ctx context.Context) string {
 	GinkgoHelper()
 	return lastWarning(ctx, "NodesNotCleaned")
 }
 
-// lastWarning returns what the last event about NodeProxy with a reason says.
+// lastWarning returns what the last event about NodeProxy with a reason reports.
 func lastWarning(ctx context.Context, reason string) string {
 	GinkgoHelper()
-	var said eventsv1.EventList
-	Expect(k8s.List(ctx, &said, client.InNamespace("default"))).To(Succeed())
-	said.Items = slices.DeleteFunc(said.Items, func(e eventsv1.Event) bool { return e.Reason != reason })
-	if len(said.Items) == 0 {
+	var reported eventsv1.EventList
+	Expect(k8s.List(ctx, &reported, client.InNamespace("default"))).To(Succeed())
+	reported.Items = slices.DeleteFunc(reported.Items, func(e eventsv1.Event) bool { return e.Reason != reason })
+	if len(reported.Items) == 0 {
 		return ""
 	}
-	last := slices.MaxFunc(said.Items, func(a, b eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
+	last := slices.MaxFunc(reported.Items, func(a, b eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
 	Expect(last.Regarding.Name).To(Equal("cluster"))
 	return last.Note
 }

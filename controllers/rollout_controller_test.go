@@ -45,7 +45,7 @@ var _ = Describe("RolloutReconciler", func() {
 		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("True AllProgrammed")))
 	})
 
-	It("goes from node to node as a policy says", func(ctx SpecContext) {
+	It("goes from node to node as a policy requires", func(ctx SpecContext) {
 		switchOn(ctx)
 		controller := startController()
 		names := createMany(ctx, "edge", 10)

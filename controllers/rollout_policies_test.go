@@ -43,7 +43,7 @@ var _ = Describe("policies for nodes", func() {
 		return policy, names, controller
 	}
 
-	It("roll out side by side, and a node that both change takes room of both", func(ctx SpecContext) {
+	It("roll out side by side, and a node that both change uses the budget of both", func(ctx SpecContext) {
 		switchOn(ctx)
 		controller := startController()
 		createPool(ctx, "edge", "both", "edge-1", "edge-2")
@@ -91,7 +91,7 @@ var _ = Describe("policies for nodes", func() {
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("True Applied"))
 	})
 
-	It("are deleted, and NodeProxy's budget says how fast their settings go", func(ctx SpecContext) {
+	It("are deleted, and NodeProxy's budget decides how fast their settings go", func(ctx SpecContext) {
 		policy, names, controller := shaped(ctx, 4)
 		Expect(k8s.Delete(ctx, policy)).To(Succeed())
 		Eventually(inMode(ctx, v1alpha1.ModeIPTables)).Should(Equal(names[:1]))
@@ -99,12 +99,12 @@ var _ = Describe("policies for nodes", func() {
 		Expect(inMode(ctx, v1alpha1.ModeIPTables)()).To(HaveLen(1))
 		Expect(nodeRules(ctx, names[0])()).To(HaveField("Spec.Policies", BeEmpty()))
 		Expect(nodeRules(ctx, names[1])()).To(HaveField("Spec.Policies", Equal([]string{"edge"})))
-		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False Progressing: 0 of 4 nodes are done, 1 being updated (edge-01), 3 waiting")))
+		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("False Progressing: 0 of 4 nodes done, 1 being updated (edge-01), 3 waiting")))
 		applied(ctx, v1alpha1.ModeIPTables, names...)
 		Eventually(summary(ctx)).Should(WithTransform(ready, HavePrefix("True AllProgrammed")))
 	})
 
-	It("say how fast their settings go where they select a node no more", func(ctx SpecContext) {
+	It("decide how fast their settings go where they select a node no more", func(ctx SpecContext) {
 		policy, names, controller := shaped(ctx, 4)
 		edit(ctx, policy, func() { policy.Spec.Rollout.MaxUnavailable = percent("2") })
 		for _, name := range names[:3] {
@@ -135,7 +135,7 @@ var _ = Describe("policies for nodes", func() {
 		}
 	})
 
-	It("that set what others set say so, and only names are written where nothing else changes", func(ctx SpecContext) {
+	It("that set what others set report that, and only names are written where nothing else changes", func(ctx SpecContext) {
 		policy, names, _ := shaped(ctx, 2)
 		weaker := createPolicy(ctx, "weaker", "", func(p *v1alpha1.NodeProxyPolicy) {
 			p.Spec.Settings.Mode, p.Spec.Settings.Fallback = new(v1alpha1.ModeIPTables), new(v1alpha1.FallbackNone)
@@ -152,7 +152,7 @@ var _ = Describe("policies for nodes", func() {
 		Eventually(policyCondition(ctx, weaker, v1alpha1.ConditionOverridden)).Should(HavePrefix("False NotOverridden"))
 	})
 
-	It("that select nothing say so", func(ctx SpecContext) {
+	It("that select nothing report that", func(ctx SpecContext) {
 		policy := createPolicy(ctx, "unused", "pool=unused", ipvs)
 		startController()
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False NoNodeProxy: There is no NodeProxy"))

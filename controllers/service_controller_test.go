@@ -237,7 +237,7 @@ var _ = Describe("ServiceReconciler", func() {
 		})
 		slice := createSlice(ctx, ns, "cart", "cart-a", at("10.1.0.1", "n1"))
 		Eventually(rulesOf(ctx, ns, "cart")).Should(WithTransform(addresses, HaveLen(1)))
-		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(members, HaveLen(1)))
+		Eventually(nodeRules(ctx, "n1")).Should(WithTransform(localEndpoints, HaveLen(1)))
 		Eventually(summary(ctx)).Should(SatisfyAll(HaveField("Inventory.Services", BeEquivalentTo(2)), HaveField("Nodes.Total", BeEquivalentTo(1))))
 		before := versions(ctx)
 

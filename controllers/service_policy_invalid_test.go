@@ -14,7 +14,7 @@ func cannotBe(s *v1alpha1.ServiceProxyPolicySpec) {
 }
 
 var _ = Describe("A ServiceProxyPolicy that makes no sense", func() {
-	It("changes nothing, and says what is wrong", func(ctx SpecContext) {
+	It("changes nothing, and states what is wrong", func(ctx SpecContext) {
 		ns := namespaceOf(ctx, "shop")
 		switchOn(ctx)
 		c := startController()
@@ -31,7 +31,7 @@ var _ = Describe("A ServiceProxyPolicy that makes no sense", func() {
 				HavePrefix("This policy is not used, and the Services that it selects or has shaped retain their overrides. Correct spec.namespaceSelector.matchLabels[team]: "),
 				ContainSubstring("sh op"))),
 		))
-		Eventually(policyEvents(ctx, p)).Should(ContainElement(HavePrefix("Warning InvalidPolicy: generation 2: This policy is not used")))
+		Eventually(policyEvents(ctx, p)).Should(ContainElement(HavePrefix("Warning InvalidPolicy: Generation 2: This policy is not used")))
 
 		By("another policy for a Service that it has shaped")
 		createServicePolicy(ctx, "other", func(s *v1alpha1.ServiceProxyPolicySpec) {

@@ -168,7 +168,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, p.Name)).Should(And(
 			haveCondition("Ready", "True Applied"), haveCondition("Accepted", "True Accepted"), haveCondition("Overridden", "False NotOverridden"),
 			haveCondition("Ineffective", "False AllEffective"), haveCondition("Stalled", "none"), haveCounted("1 1 0")))
-		Eventually(policyEvents(ctx, p)).Should(ContainElement("Normal Applied: generation 1: 1 of 1 Services have the overrides of their policies."))
+		Eventually(policyEvents(ctx, p)).Should(ContainElement("Normal Applied: Generation 1: 1 of 1 Services have the overrides of their policies."))
 		c.looks(ctx, "service")
 		after := versions(ctx)
 		delete(before, "service "+ns+".cart")

@@ -94,10 +94,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err := objects.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return err
 	}
-	m, err := metrics.New(o.Registerer)
-	if err != nil {
-		return err
-	}
+	m := metrics.New(o.Registerer)
 	s := newShared(mgr, o, m)
 	o.Leadership.Notify(s.lead)
 	for what, err := range map[string]error{
@@ -119,7 +116,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, o Options) error {
 			Client: s.client, Events: s.events, Clock: s.Clock, Metrics: m, Overrides: s.overrides, Resume: s.wakers.retaining.wake,
 		}).Setup(s.with(1, s.wakers.servicePolicies)),
 		"reconciler of the agents": (&agents.Reconciler{
-			Client: s.client, Findings: s.findings, Applier: s.applier(), Agents: s.Agents,
+			Client: s.client, Findings: s.findings, Applier: &objects.Applier{Clock: s.Clock, Metrics: m}, Agents: s.Agents,
 		}).Setup(s.with(1, s.wakers.agents)),
 		"removal reconciler": (&removal.Reconciler{
 			Client: s.client, Live: s.live, Events: s.events, Clock: s.Clock, Metrics: m, Namespace: s.Namespace,
@@ -202,7 +199,7 @@ func (s *shared) eventLost(series events.Series) {
 	}
 	key := types.NamespacedName{Namespace: series.About.Namespace, Name: series.About.Name}
 	if series.Reason == nodes.EventLocalEndpointsLeftOut {
-		s.leftOut.EventLost(key)
+		s.leftOut.Reported(key, false)
 		return
 	}
 	s.memory.EventLost(key, series.Reason)
@@ -213,6 +210,7 @@ func (s *shared) eventLost(series events.Series) {
 func (s *shared) lead(leading bool) {
 	s.metrics.Lead(leading)
 	if !leading {
+		s.memory.EndTerm()
 		return
 	}
 	s.memory.NewTerm()
@@ -273,28 +271,21 @@ func (s *shared) setupClusterObjects() error {
 	if !s.ManageClusterObjects {
 		return nil
 	}
-	r := &clusterobjects.Reconciler{Client: s.client, Events: s.events, Applier: s.applier(), Namespace: s.Namespace}
+	r := &clusterobjects.Reconciler{
+		Client: s.client, Events: s.events, Applier: &objects.Applier{Clock: s.Clock, Metrics: s.metrics}, Namespace: s.Namespace,
+	}
 	return r.Setup(s.with(1, s.wakers.clusterObjects), s.wakers.clusterObjects.wake)
 }
 
 // with sets up a reconciler with a number of workers and, unless it is nil, a waker.
 func (s *shared) with(workers int, wake waker) watches.Setup {
-	return watches.Setup{Manager: s.mgr, Options: controllerOptions(workers), Leadership: s.Leadership, Wake: wake}
-}
-
-func (s *shared) applier() *objects.Applier {
-	return &objects.Applier{Clock: s.Clock, Metrics: s.metrics}
-}
-
-// controllerOptions retries at most 30 s apart, to notice the end of an outage soon.
-func controllerOptions(concurrency int) controller.Options {
-	return controller.Options{
-		MaxConcurrentReconciles: concurrency,
+	return watches.Setup{Manager: s.mgr, Leadership: s.Leadership, Wake: wake, Options: controller.Options{
+		MaxConcurrentReconciles: workers,
 		// The priority queue of controller-runtime 0.24 can deadlock when it is shut
 		// down with work left (kubernetes-sigs/controller-runtime#3538): the process
 		// then waits to be killed, and another leader for the Lease to expire.
 		UsePriorityQueue: new(false),
-		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
-			5*time.Millisecond, 30*time.Second),
-	}
+		// At most 30 s apart, to notice the end of an outage soon.
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](5*time.Millisecond, 30*time.Second),
+	}}
 }

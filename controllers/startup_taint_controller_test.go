@@ -87,7 +87,7 @@ func (a agentRun) renews(ctx context.Context) {
 }
 
 // goesOn renews the Lease as the agent does, but more often, and returns the
-// taints of its node; for Eventually. A controller takes what a Lease says when it
+// taints of its node; for Eventually. A controller takes what a Lease states when it
 // first sees the Node for old.
 func (a agentRun) goesOn(ctx context.Context) func() ([]string, error) {
 	return func() ([]string, error) {
@@ -103,7 +103,7 @@ var _ = Describe("the startup taint", func() {
 		noExecute.Effect = corev1.TaintEffectNoExecute
 		for name, taints := range map[string][]corev1.Taint{
 			"programmed": {theirs, starting, noExecute}, "held": {starting}, "compared": {starting}, "differs": {starting}, "beside": {starting},
-			"pending": {starting, theirs}, "refused": {starting}, "silent": {starting}, "no-lease": {starting}, "untainted": {theirs},
+			"pending": {starting, theirs}, "denied": {starting}, "silent": {starting}, "no-lease": {starting}, "untainted": {theirs},
 		} {
 			createNode(ctx, name, tainted(taints...))
 		}
@@ -111,7 +111,7 @@ var _ = Describe("the startup taint", func() {
 		agents := map[string]agentRun{}
 		for node, programmed := range map[string]string{
 			"programmed": v1alpha1.ReasonProgrammed, "held": v1alpha1.ReasonRetained, "compared": v1alpha1.ReasonAuditInSync,
-			"refused": v1alpha1.ReasonProgrammed, "no-lease": v1alpha1.ReasonProgrammed, "untainted": v1alpha1.ReasonProgrammed,
+			"denied": v1alpha1.ReasonProgrammed, "no-lease": v1alpha1.ReasonProgrammed, "untainted": v1alpha1.ReasonProgrammed,
 			"differs": v1alpha1.ReasonAuditDiffers, "beside": v1alpha1.ReasonConflictingProxy, "pending": v1alpha1.ReasonPending,
 			"silent": v1alpha1.ReasonAgentNotResponding,
 		} {
@@ -126,7 +126,7 @@ var _ = Describe("the startup taint", func() {
 				status = metav1.ConditionFalse
 			case "silent":
 				status = metav1.ConditionUnknown
-			case "refused":
+			case "denied":
 				accepted = metav1.ConditionFalse
 			}
 			a.reports(ctx, accepted, status, programmed)
@@ -137,7 +137,7 @@ var _ = Describe("the startup taint", func() {
 		}
 		// The reports of now came by with Leases that had not been renewed since the Nodes were
 		// seen first, so what decides comes once more.
-		for _, node := range []string{"pending", "refused", "silent", "no-lease"} {
+		for _, node := range []string{"pending", "denied", "silent", "no-lease"} {
 			Expect(taints(ctx, node)()).To(ContainElement(starting.Key), node) // else nothing wakes it
 			if node != "no-lease" {
 				agents[node].renews(ctx)
@@ -145,7 +145,7 @@ var _ = Describe("the startup taint", func() {
 			controller.looksAt(ctx, "startup-taint", func() { touchReport(ctx, node) }, "/"+node)
 		}
 		Expect(taints(ctx, "pending")()).To(Equal([]string{starting.Key, theirs.Key}))
-		for _, node := range []string{"refused", "silent", "no-lease"} {
+		for _, node := range []string{"denied", "silent", "no-lease"} {
 			Expect(taints(ctx, node)()).To(Equal([]string{starting.Key}), node)
 		}
 		Expect(taints(ctx, "untainted")()).To(Equal([]string{theirs.Key}))

@@ -42,10 +42,7 @@ func TestNewTermForgetsOverrides(t *testing.T) {
 	if first == 0 {
 		t.Fatal("the second Service does not wait")
 	}
-	m, err := metrics.New(prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := metrics.New(prometheus.NewRegistry())
 	s := &shared{
 		Options: Options{Clock: clk}, queue: events.NewQueue(leader.Always{}, nil, clk, m),
 		metrics: m, memory: services.NewMemory(m, func() {}), formats: formats.New(reader, nil), findings: reports.NewFindings(func() {}),

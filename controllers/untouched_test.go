@@ -27,7 +27,7 @@ func mine(object client.Object) {
 	object.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "mine", UID: "1"}})
 }
 
-// asWritten is an object but for its status and what the API server says of it.
+// asWritten is an object but for its status and what the API server reports of it.
 type asWritten struct {
 	Labels, Annotations map[string]string
 	Owners              []metav1.OwnerReference

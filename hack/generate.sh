@@ -1,7 +1,13 @@
 #!/usr/bin/env bash
-# Writes all generated files: deep copies, CRDs, RBAC roles and docs/api.md.
+# Writes all generated files: defaults, deep copies, CRDs, RBAC roles and docs/api.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+# First, because the others load the package.
+hack/tool.sh defaulter-gen \
+	--go-header-file hack/boilerplate.go.txt \
+	--output-file zz_generated.defaults.go \
+	./api/v1alpha1
 
 go tool controller-gen \
 	object:headerFile=hack/boilerplate.go.txt \

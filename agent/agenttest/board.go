@@ -7,7 +7,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Board stands for the API: it stores what is written.
+// Board simulates the API: it stores what is written.
 type Board struct {
 	Stored *v1alpha1.NodeProxyRules
 	Writes int

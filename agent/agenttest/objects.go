@@ -1,4 +1,3 @@
-// Package agenttest makes the objects that the tests of the agent's packages share.
 package agenttest
 
 import (
@@ -130,17 +129,17 @@ func Describe(r *dataplane.Ruleset) string {
 	if r == nil {
 		return "nothing"
 	}
-	said := "partial"
+	reported := "partial"
 	switch {
 	case r.Full && r.Prune:
-		said = "full, pruning"
+		reported = "full, pruning"
 	case r.Full:
-		said = "full"
+		reported = "full"
 	}
 	var dirty []string
 	for name := range r.Dirty {
 		dirty = append(dirty, name.Name)
 	}
 	slices.Sort(dirty)
-	return strings.TrimSpace(said + " " + strings.Join(dirty, " "))
+	return strings.TrimSpace(reported + " " + strings.Join(dirty, " "))
 }

@@ -1,11 +1,3 @@
-// Package apiclient is the agent's access to the API server: it reads the three kinds that the
-// agent watches, writes the status of its own object, and renews its Lease, the agent's heartbeat.
-//
-//   - client.go: requests, and the status by server-side apply
-//   - watch.go: the watches, and the Receiver of their objects
-//   - errors.go: errors of reading, logged with a remedy
-//   - lease.go: when the Lease is renewed, and its content
-//   - metrics.go: metrics of all of it
 package apiclient
 
 import (
@@ -72,7 +64,9 @@ func (c *Client) ApplyStatus(ctx context.Context, name string, status *v1alpha1.
 	if err != nil {
 		return nil, fmt.Errorf("applying the status of NodeProxyRules %q: %w", name, err)
 	}
-	if exceeds(&stored.Status, status) {
+	rest := stored.Status.DeepCopy()
+	rest.Conditions = status.Conditions // those of other types stay
+	if !equality.Semantic.DeepEqual(rest, status) {
 		// Server-side apply leaves fields of other owners that the agent never sends.
 		if stored, err = c.replaceStatus(ctx, stored, status); err != nil {
 			return nil, err
@@ -80,14 +74,6 @@ func (c *Client) ApplyStatus(ctx context.Context, name string, status *v1alpha1.
 	}
 	stored.ManagedFields = nil
 	return stored, nil
-}
-
-// exceeds reports whether a stored status has more than the applied one, apart from conditions of
-// other types.
-func exceeds(stored, applied *v1alpha1.NodeProxyRulesStatus) bool {
-	rest := stored.DeepCopy()
-	rest.Conditions = applied.Conditions
-	return !equality.Semantic.DeepEqual(rest, applied)
 }
 
 // replaceStatus writes the whole status except conditions of other types.

@@ -36,9 +36,9 @@ func NewErrors(clk clock.Clock, log logr.Logger, m *Metrics) *Errors {
 	return &Errors{clock: clk, log: log, metrics: m, last: map[string]apiError{}}
 }
 
-// watching records that a watch has started, which ends an error. A list does not, because the
+// Watching records that a watch has started, which ends an error. A list does not, because the
 // watch after it may fail.
-func (e *Errors) watching(resource string) {
+func (e *Errors) Watching(resource string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, failing := e.last[resource]; failing {
@@ -48,8 +48,8 @@ func (e *Errors) watching(resource string) {
 	}
 }
 
-// failed records that a list or a watch has failed.
-func (e *Errors) failed(ctx context.Context, resource string, err error) {
+// Failed records that a list or a watch has failed.
+func (e *Errors) Failed(ctx context.Context, resource string, err error) {
 	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInvalid(err) {
 		return // the agent stops, or the reflector recovers by itself
 	}

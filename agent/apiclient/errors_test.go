@@ -33,23 +33,23 @@ func TestAPIErrorsAreLoggedOnceWithAdvice(t *testing.T) {
 		problems := NewErrors(clk, funcr.New(func(_, args string) { log = append(log, args) }, funcr.Options{}), NewMetrics(registry))
 		failing := func() bool { return failingWatches(t, registry) == 1 }
 		const r = "serviceproxyrules"
-		problems.watching(r)
+		problems.Watching(r)
 		for range 5 {
-			problems.failed(context.Background(), r, tt.err)
+			problems.Failed(context.Background(), r, tt.err)
 		}
 		if len(log) != 1 || !strings.Contains(log[0], tt.advice) || !strings.Contains(log[0], "rules in the kernel stay") || !failing() {
 			t.Errorf("%v: log %q lacks %q, or is not one line; failing %v", tt.err, log, tt.advice, failing())
 		}
 		clk.SetTime(agenttest.Epoch.Add(time.Minute))
-		problems.failed(context.Background(), r, tt.err)
-		problems.watching(r)
-		problems.watching(r)
+		problems.Failed(context.Background(), r, tt.err)
+		problems.Watching(r)
+		problems.Watching(r)
 		if len(log) != 3 || failing() {
 			t.Errorf("log %q, failing %v", log, failing())
 		}
 		stopped, cancel := context.WithCancel(context.Background())
 		cancel()
-		problems.failed(stopped, r, tt.err)
+		problems.Failed(stopped, r, tt.err)
 		if len(log) != 3 {
 			t.Errorf("it complains while stopping: %q", log[3:])
 		}

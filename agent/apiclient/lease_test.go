@@ -19,7 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 )
 
-// keeper is a leaseRenewer whose renewals a test sees one by one.
+// renewer is a leaseRenewer whose renewals a test sees one by one.
 type renewer struct {
 	*LeaseRenewer
 	clock  *clocktesting.FakeClock
@@ -58,7 +58,7 @@ func startRenewer(t *testing.T) *renewer {
 	return k
 }
 
-// renewal waits for a renewal, which ends with err, and lets the keeper come to
+// renewal waits for a renewal, which ends with err, and lets the renewer come to
 // rest.
 func (k *renewer) renewal(t *testing.T, err error) lease {
 	t.Helper()
@@ -67,7 +67,7 @@ func (k *renewer) renewal(t *testing.T, err error) lease {
 		k.answer <- err
 		for !k.clock.HasWaiters() {
 			if t.Context().Err() != nil {
-				t.Fatal("the keeper does not wait")
+				t.Fatal("the renewer does not wait")
 			}
 		}
 		return l
@@ -139,7 +139,7 @@ func TestNoNamespaceNoLease(t *testing.T) {
 }
 
 // TestFirstLeaseWaitsForAFirstSet: an agent that has been started again must not
-// say that it has applied nothing while the kernel has everything.
+// report that it has applied nothing while the kernel has everything.
 func TestFirstLeaseWaitsForAFirstSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()

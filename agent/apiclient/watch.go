@@ -46,7 +46,7 @@ func (w *watcher[T]) run(ctx context.Context) {
 			err := w.client.rest.Get().Resource(w.resource).
 				VersionedParams(w.narrow(&options), w.client.params).Do(ctx).Into(list)
 			if err != nil {
-				w.errors.failed(ctx, w.resource, err)
+				w.errors.Failed(ctx, w.resource, err)
 			}
 			return list, err
 		},
@@ -55,10 +55,10 @@ func (w *watcher[T]) run(ctx context.Context) {
 			started, err := w.client.rest.Get().Resource(w.resource).
 				VersionedParams(w.narrow(&options), w.client.params).Watch(ctx)
 			if err != nil {
-				w.errors.failed(ctx, w.resource, err)
+				w.errors.Failed(ctx, w.resource, err)
 				return nil, err
 			}
-			w.errors.watching(w.resource)
+			w.errors.Watching(w.resource)
 			return started, nil
 		},
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// errNoIPVS is what a data plane says of a kernel without IPVS.
+// errNoIPVS is the error of a data plane on a kernel without IPVS.
 var errNoIPVS = fmt.Errorf("%w: the kernel has no IPVS: load the module ip_vs (modprobe ip_vs) on the node", dataplane.ErrUnsupported)
 
 // service makes the ServiceProxyRules of a Service with one port.
@@ -73,7 +73,7 @@ var _ = Describe("an agent", func() {
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		Expect(n.kernel.Services()).To(Equal([]string{"shop/cart"}))
 
-		By("writing every figure at once with the condition")
+		By("writing every count at once with the condition")
 		stored := n.rules(ctx)
 		s := stored.Status
 		Expect(n.condition(ctx, v1alpha1.ConditionAccepted)()).To(Equal("True/Accepted"))
@@ -94,7 +94,7 @@ var _ = Describe("an agent", func() {
 		Expect(s.Agent.FormatVersions).To(Equal([]int32{1}))
 		Expect(s.Conntrack).To(BeNil())
 
-		By("following a change of membership within seconds")
+		By("following a change of local endpoints within seconds")
 		n.editRules(ctx, func(s *v1alpha1.NodeProxyRulesSpec) { s.LocalEndpoints = nil })
 		Eventually(func() int32 { return n.rules(ctx).Status.LocalEndpoints }, "7s").Should(BeZero())
 		Expect(n.rules(ctx).Status.ObservedGeneration).To(Equal(stored.Generation + 1))
@@ -376,13 +376,13 @@ var _ = Describe("an agent", func() {
 		n.start()
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 
-		By("editing a figure")
+		By("editing a count")
 		patch := client.RawPatch(types.MergePatchType, []byte(`{"status":{"services":77}}`))
 		Expect(api.Status().Patch(ctx, n.rules(ctx), patch, client.FieldOwner("kubectl-edit"))).To(Succeed())
 		Expect(n.rules(ctx).Status.Services).To(Or(BeEquivalentTo(77), BeEquivalentTo(1)))
 		Eventually(func() int32 { return n.rules(ctx).Status.Services }).Should(BeEquivalentTo(1))
 
-		By("writing figures that the agent does not report")
+		By("writing counts that the agent does not report")
 		patch = client.RawPatch(types.MergePatchType, []byte(`{"status":{"drift":{"repairs":99},"conntrack":{"usagePercent":55}}}`))
 		Expect(api.Status().Patch(ctx, n.rules(ctx), patch, client.FieldOwner("kubectl-edit"))).To(Succeed())
 		Eventually(func() v1alpha1.NodeProxyRulesStatus { return n.rules(ctx).Status }).Should(SatisfyAll(
@@ -459,7 +459,7 @@ var _ = Describe("an agent", func() {
 		Eventually(lost("younger")).Should(BeZero())
 	})
 
-	It("writes no figure of a membership that did not change, and few bytes", func(ctx SpecContext) {
+	It("writes no count of local endpoints that did not change, and few bytes", func(ctx SpecContext) {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()
@@ -468,7 +468,7 @@ var _ = Describe("an agent", func() {
 		Eventually(n.condition(ctx, v1alpha1.ConditionProgrammed)).Should(Equal("True/Programmed"))
 		versions := n.versions(ctx)
 		service(ctx, "pay", "10.96.0.8", "10.244.1.7:8080")
-		// The agent shows a figure right before it decides whether to write the status.
+		// The agent shows a count right before it decides whether to write the status.
 		Eventually(n.metric(ctx, "nodeproxy_agent_services")).Should(BeEquivalentTo(2))
 		Expect(versions(reports(n.observed(ctx)))).To(HaveLen(2), "the edit and the report on it, but no counts alone: they wait five minutes")
 		text, err := json.Marshal(n.rules(ctx).Status)

@@ -30,7 +30,7 @@ func leaseOf(ctx context.Context, n *node) func() (*coordinationv1.Lease, error)
 	}
 }
 
-// asAgent is a user with the rights of the agents' roles and no others. The
+// asAgent is a user with the permissions of the agents' roles and no others. The
 // role for the namespace of the Leases is put where they live here.
 func asAgent(ctx context.Context) *rest.Config {
 	GinkgoHelper()
@@ -67,7 +67,7 @@ func asAgent(ctx context.Context) *rest.Config {
 }
 
 var _ = Describe("an agent's Lease", func() {
-	It("is made with the rights of the agents' roles alone, names what is applied, and stays when the agent stops", func(ctx SpecContext) {
+	It("is made with the permissions of the agents' roles alone, names what is applied, and stays when the agent stops", func(ctx SpecContext) {
 		service(ctx, "cart", "10.96.0.7", "10.244.1.5:8080")
 		inventory(ctx, "cart")
 		n := newNode()

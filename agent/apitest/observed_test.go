@@ -50,7 +50,7 @@ func (n *node) knowsNone(resource string) {
 	Eventually(n.logged).Should(ContainSubstring(fmt.Sprintf(`"resource"=%q "objects"=0`, resource)))
 }
 
-// observed has the agent compare once more all it knows, and waits until it says that
+// observed has the agent compare once more all it knows, and waits until it reports that
 // it has. It gives the node another settings revision, which changes no rules, and
 // returns the generation of that. An agent that serves reports a generation once it
 // has made a pass over everything that has come by then. One that does not serve
@@ -69,7 +69,7 @@ func (n *node) observed(ctx context.Context) (generation int64) {
 
 // decides waits until an agent that does not write has decided again whether it may.
 // Each time it asks for another proxy in between, after it has checked whether there
-// is something to write. So the first question may belong to a decision on what it
+// is something to write. The first question may therefore belong to a decision on what it
 // knew before, the second begins a new one, and by the third that is made. Other
 // settings, where the node has any, have it ask at once.
 func (n *node) decides(ctx context.Context) {

@@ -1,5 +1,3 @@
-// Package apitest tests the agent against a real API server, with a data plane
-// in memory.
 package apitest
 
 import (
@@ -121,7 +119,7 @@ func (n *node) startAt(clk clock.Clock, config *rest.Config) *node {
 		ProbeAddress:   n.probes,
 		FormatVersions: n.formats,
 		Version:        "v0.1.0", Kernel: "6.18.0", Clock: clk,
-		Log: funcr.New(func(prefix, args string) { fmt.Fprintln(log, prefix, args) }, funcr.Options{Verbosity: 4}), // which tells what it knows
+		Log: funcr.New(func(prefix, args string) { fmt.Fprintln(log, prefix, args) }, funcr.Options{Verbosity: 4}), // which reports what it knows
 	})
 	Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())

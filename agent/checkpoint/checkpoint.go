@@ -1,12 +1,3 @@
-// Package checkpoint has the agent's last complete state on the node's disk, for an agent that
-// starts while it cannot read its objects from the API.
-//
-// Where to look:
-//
-//   - checkpoint.go: what it consists of; identity.go: whether it is of this boot
-//   - codec.go, file.go: its format, and how it is written in one piece
-//   - disk.go: access to a disk that may hang
-//   - recovery: when it is written and used
 package checkpoint
 
 import (
@@ -14,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -71,39 +64,36 @@ func (s *Set) name() {
 // other addresses. What it shares with s is not changed.
 func (s *Set) WithoutLocalEndpoints() *Set {
 	out := &Set{Header: s.Header, Rules: s.Rules.DeepCopy(), Services: make([]*v1alpha1.ServiceProxyRules, len(s.Services))}
-	members := make(map[string][]v1alpha1.PortLocalEndpoints, len(s.Rules.Spec.LocalEndpoints))
+	localEndpoints := make(map[string][]v1alpha1.PortLocalEndpoints, len(s.Rules.Spec.LocalEndpoints))
 	for _, m := range s.Rules.Spec.LocalEndpoints {
 		name := v1alpha1.ServiceProxyRulesName(m.Namespace, m.Name)
-		members[name] = append(members[name], m.Ports...)
+		localEndpoints[name] = append(localEndpoints[name], m.Ports...)
 	}
 	out.Rules.Spec.LocalEndpoints = nil
 	for i, object := range s.Services {
-		out.Services[i] = withoutLocalEndpoints(object, members[object.Name])
+		out.Services[i] = withoutLocalEndpoints(object, localEndpoints[object.Name])
 	}
 	return out
 }
 
-func withoutLocalEndpoints(object *v1alpha1.ServiceProxyRules, members []v1alpha1.PortLocalEndpoints) *v1alpha1.ServiceProxyRules {
-	if len(members) == 0 {
+func withoutLocalEndpoints(object *v1alpha1.ServiceProxyRules, localEndpoints []v1alpha1.PortLocalEndpoints) *v1alpha1.ServiceProxyRules {
+	if len(localEndpoints) == 0 {
 		return object
 	}
 	out := object.DeepCopy()
 	for i := range out.Spec.Ports {
 		port := &out.Spec.Ports[i]
-		local := map[string]struct{}{}
-		for _, m := range members {
+		local := sets.Set[string]{}
+		for _, m := range localEndpoints {
 			if m.Name == port.Name && m.Protocol == port.Protocol {
 				for _, endpoint := range m.Endpoints {
-					local[canonical(endpoint)] = struct{}{}
+					local.Insert(canonical(endpoint))
 				}
 			}
 		}
 		for j := range port.Endpoints {
 			group := &port.Endpoints[j]
-			group.Addresses = slices.DeleteFunc(group.Addresses, func(endpoint string) bool {
-				_, here := local[canonical(endpoint)]
-				return here
-			})
+			group.Addresses = slices.DeleteFunc(group.Addresses, func(endpoint string) bool { return local.Has(canonical(endpoint)) })
 		}
 		port.Endpoints = slices.DeleteFunc(port.Endpoints, func(g v1alpha1.EndpointGroup) bool { return len(g.Addresses) == 0 })
 	}

@@ -30,13 +30,13 @@ func sample(services, endpoints int) *Set {
 	for i := range services {
 		name := fmt.Sprintf("web-%d", i)
 		group := v1alpha1.EndpointGroup{State: v1alpha1.EndpointReady, Zones: []string{"zone-a"}}
-		var members []string
+		var localEndpoints []string
 		for j := range endpoints {
 			n := i*endpoints + j
 			e := fmt.Sprintf("10.%d.%d.%d:8080", 128+n>>16&127, n>>8&255, n&255)
 			group.Addresses = append(group.Addresses, e)
 			if j%2 == 0 {
-				members = append(members, e)
+				localEndpoints = append(localEndpoints, e)
 			}
 		}
 		s.Services = append(s.Services, &v1alpha1.ServiceProxyRules{
@@ -47,13 +47,13 @@ func sample(services, endpoints int) *Set {
 				Ports: []v1alpha1.ServicePort{{Name: "http", Protocol: v1alpha1.ProtocolTCP, Port: 80, Endpoints: []v1alpha1.EndpointGroup{group}}}},
 		})
 		s.Rules.Spec.LocalEndpoints = append(s.Rules.Spec.LocalEndpoints, v1alpha1.ServiceLocalEndpoints{Namespace: "shop", Name: name,
-			Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: members}}})
+			Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: localEndpoints}}})
 	}
 	s.name()
 	return s
 }
 
-func TestWithoutMembers(t *testing.T) {
+func TestWithoutLocalEndpoints(t *testing.T) {
 	group := func(endpoints ...string) v1alpha1.EndpointGroup {
 		return v1alpha1.EndpointGroup{State: v1alpha1.EndpointReady, Addresses: endpoints}
 	}
@@ -63,7 +63,7 @@ func TestWithoutMembers(t *testing.T) {
 	service := func(name string, ports ...v1alpha1.ServicePort) *v1alpha1.ServiceProxyRules {
 		return &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.ServiceProxyRulesSpec{Ports: ports}}
 	}
-	members := func(name, port string, protocol v1alpha1.Protocol, endpoints ...string) v1alpha1.ServiceLocalEndpoints {
+	localEndpoints := func(name, port string, protocol v1alpha1.Protocol, endpoints ...string) v1alpha1.ServiceLocalEndpoints {
 		return v1alpha1.ServiceLocalEndpoints{Namespace: "shop", Name: name, Ports: []v1alpha1.PortLocalEndpoints{{Name: port, Protocol: protocol, Endpoints: endpoints}}}
 	}
 	s := &Set{Header: Header{Node: "node-1", Written: epoch}, Rules: &v1alpha1.NodeProxyRules{}, Services: []*v1alpha1.ServiceProxyRules{
@@ -72,23 +72,23 @@ func TestWithoutMembers(t *testing.T) {
 		service("shop.c", port("http", group("10.1.0.3:80"))),
 	}}
 	s.Rules.Spec.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{
-		members("a", "http", v1alpha1.ProtocolTCP, "10.1.0.1:80", "[fd00:0::1]:80", "nonsense"),
-		members("a", "http", v1alpha1.ProtocolTCP, "10.1.0.2:80"), // named twice by hand
-		members("a", "other", v1alpha1.ProtocolUDP, "10.1.0.1:80"),
-		members("c", "http", v1alpha1.ProtocolTCP, "10.1.0.3:80"),
+		localEndpoints("a", "http", v1alpha1.ProtocolTCP, "10.1.0.1:80", "[fd00:0::1]:80", "nonsense"),
+		localEndpoints("a", "http", v1alpha1.ProtocolTCP, "10.1.0.2:80"), // named twice by hand
+		localEndpoints("a", "other", v1alpha1.ProtocolUDP, "10.1.0.1:80"),
+		localEndpoints("c", "http", v1alpha1.ProtocolTCP, "10.1.0.3:80"),
 	}
 	before := s.Rules.DeepCopy()
 	got := s.WithoutLocalEndpoints()
 	want := []*v1alpha1.ServiceProxyRules{
 		service("shop.a", port("http", group("10.2.0.1:80")), port("other", group("10.1.0.1:80"))),
-		service("shop.b", port("http", group("10.1.0.1:80"))), // another Service's members are not its own
+		service("shop.b", port("http", group("10.1.0.1:80"))), // another Service's local endpoints are not its own
 		service("shop.c", v1alpha1.ServicePort{Name: "http", Protocol: v1alpha1.ProtocolTCP, Port: 80, Endpoints: []v1alpha1.EndpointGroup{}}),
 	}
 	if diff := cmp.Diff(want, got.Services); diff != "" {
 		t.Errorf("Services (-want +got):\n%s", diff)
 	}
 	if len(got.Rules.Spec.LocalEndpoints) > 0 || got.Header != s.Header {
-		t.Errorf("members %v, header %v", got.Rules.Spec.LocalEndpoints, got.Header)
+		t.Errorf("localEndpoints %v, header %v", got.Rules.Spec.LocalEndpoints, got.Header)
 	}
 	if diff := cmp.Diff(before, s.Rules); diff != "" || len(s.Services[0].Spec.Ports[0].Endpoints) != 2 || len(s.Services[0].Spec.Ports[0].Endpoints[0].Addresses) != 3 {
 		t.Errorf("the set itself was changed: %s %v", diff, s.Services[0])
@@ -118,11 +118,11 @@ func TestIdentity(t *testing.T) {
 	if _, err := Here(proc); err == nil {
 		t.Error("no error without a boot id")
 	}
-	folder := filepath.Join(proc, "sys/kernel/random")
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	directory := filepath.Join(proc, "sys/kernel/random")
+	if err := os.MkdirAll(directory, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(folder, "boot_id"), []byte("abc\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(directory, "boot_id"), []byte("abc\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := Here(proc); err != nil || got.BootID != "abc" || got.Netns != here.Netns {

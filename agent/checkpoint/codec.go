@@ -105,15 +105,9 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.to.Write(p)
 }
 
-// file is what is read: all of it is checked before any of it is used.
-type file interface {
-	io.ReaderAt
-	io.Reader
-}
-
 // check returns the compressed part of a file of the given size if its format and checksum are
-// right.
-func check(f file, size int64) (io.Reader, error) {
+// right: all of it is checked before any of it is used.
+func check(f io.ReaderAt, size int64) (io.Reader, error) {
 	if size > maxFile {
 		return nil, fmt.Errorf("%w: it has %d bytes, of at most %d", errFormat, size, maxFile)
 	}
@@ -129,7 +123,7 @@ func check(f file, size int64) (io.Reader, error) {
 		return nil, fmt.Errorf("%w: it has %d bytes only", errDamaged, size)
 	}
 	if string(begin) != magic {
-		return nil, fmt.Errorf("%w: it says %q", errFormat, bytes.TrimSpace(begin))
+		return nil, fmt.Errorf("%w: its header is %q", errFormat, bytes.TrimSpace(begin))
 	}
 	sum := sha256.New()
 	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, body)); err != nil {
@@ -146,18 +140,7 @@ func check(f file, size int64) (io.Reader, error) {
 }
 
 // decoder reads the values of a file, in order.
-type decoder struct {
-	zip    *gzip.Reader
-	values *json.Decoder
-}
-
-func newDecoder(compressed io.Reader) (*decoder, error) {
-	zip, err := gzip.NewReader(compressed)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
-	}
-	return &decoder{zip: zip, values: json.NewDecoder(io.LimitReader(zip, maxPlain))}, nil
-}
+type decoder struct{ values *json.Decoder }
 
 func (d *decoder) header() (*Header, error) {
 	h := &Header{}

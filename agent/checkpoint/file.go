@@ -1,6 +1,8 @@
 package checkpoint
 
 import (
+	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -159,16 +161,16 @@ func (f *File) read(use func(*decoder) error) error {
 	return decode(in, info.Size(), use)
 }
 
-func decode(f file, size int64, use func(*decoder) error) error {
+func decode(f io.ReaderAt, size int64, use func(*decoder) error) error {
 	compressed, err := check(f, size)
 	if err != nil {
 		return err
 	}
-	d, err := newDecoder(compressed)
+	zip, err := gzip.NewReader(compressed)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errDamaged, err)
 	}
-	return use(d)
+	return use(&decoder{json.NewDecoder(io.LimitReader(zip, maxPlain))})
 }
 
 // header reads the header and checks that it is this node's.

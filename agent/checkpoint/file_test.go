@@ -59,8 +59,8 @@ func TestRoundTrip(t *testing.T) {
 		if err != nil || info.Mode() != 0o600 || info.Size() != size {
 			t.Errorf("file: %v, %v, want %d bytes", info, err, size)
 		}
-		if folder, err := os.Stat(filepath.Dir(f.Path())); err != nil || folder.Mode().Perm() != 0o700 {
-			t.Errorf("folder: %v, %v", folder, err)
+		if directory, err := os.Stat(filepath.Dir(f.Path())); err != nil || directory.Mode().Perm() != 0o700 {
+			t.Errorf("directory: %v, %v", directory, err)
 		}
 	}
 }
@@ -80,7 +80,7 @@ func TestWriteReplaces(t *testing.T) {
 	}
 	entries, err := os.ReadDir(filepath.Dir(f.Path()))
 	if err != nil || len(entries) != 1 {
-		t.Errorf("in the folder: %v, %v", entries, err)
+		t.Errorf("in the directory: %v, %v", entries, err)
 	}
 	if info, err := os.Stat(f.Path()); err != nil || info.Mode() != 0o600 {
 		t.Errorf("%v, %v", info, err)
@@ -155,7 +155,7 @@ func TestUselessFiles(t *testing.T) {
 		"one bit":                {flipped, 0, "checksum is wrong"},
 		"longer":                 {append(bytes.Clone(good), 'x'), 0, "checksum is wrong"},
 		"something else":         {[]byte("#!/bin/sh\necho this is no checkpoint, but it is long enough\n"), 0, "no checkpoint at all"},
-		"another format":         {sealed([]byte(family + "2\nwhatever")), 0, `it says "nodeproxy checkpoint, format 2"`},
+		"another format":         {sealed([]byte(family + "2\nwhatever")), 0, `its header is "nodeproxy checkpoint, format 2"`},
 		"of another node":        {wrapped(plain(t, other)), 0, `the file is of another node, "node-2"; this is "node-1"`},
 		"with another's object":  {wrapped(plain(t, stranger)), 0, `it has the NodeProxyRules "node-2"`},
 		"too old":                {good, MaxAge + time.Minute, "written at 2026-11-20T08:00:00Z, and only one of the last 24h0m0s is used"},
@@ -201,10 +201,10 @@ func TestNoRegularFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := f.Read(epoch); err == nil || !strings.Contains(err.Error(), "no regular file") {
-		t.Errorf("a folder: %v", err)
+		t.Errorf("a directory: %v", err)
 	}
 	if _, err := f.Write(sample(1, 1)); err == nil {
-		t.Error("a folder was overwritten")
+		t.Error("a directory was overwritten")
 	}
 	pipe := newFile(t)
 	if err := os.MkdirAll(filepath.Dir(pipe.Path()), 0o700); err != nil {
@@ -293,7 +293,7 @@ func TestFailedWriteRetainsTheFormerFile(t *testing.T) {
 				t.Errorf("the former is not there: %v, (-want +got):\n%s", err, diff)
 			}
 			if entries, err := os.ReadDir(filepath.Dir(f.Path())); err != nil || len(entries) != 1 {
-				t.Errorf("left in the folder: %v, %v", entries, err)
+				t.Errorf("left in the directory: %v, %v", entries, err)
 			}
 			f.disk = realDisk{}
 			mustWrite(t, f, next)
@@ -305,7 +305,7 @@ func TestFailedWriteRetainsTheFormerFile(t *testing.T) {
 	f := newFile(t)
 	f.disk = &faulty{step: "syncDirectory"}
 	if _, err := f.Write(next); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("a folder that cannot be synced: %v", err)
+		t.Errorf("a directory that cannot be synced: %v", err)
 	}
 }
 

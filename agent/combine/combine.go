@@ -1,11 +1,10 @@
-// Package combine joins a Service's state, which is the same for all nodes, with this node's local
-// endpoints into what one IP family of the node should serve. It is pure. Users may have edited
-// its input: it skips and reports what it cannot use, and never panics.
 package combine
 
 import (
 	"net/netip"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -58,12 +57,13 @@ func Service(in Input) (*dataplane.Service, []string) {
 	if p := svc.HealthCheckNodePort; p != 0 && in.Lost != nil && in.Lost(nodePortClaim(p, v1alpha1.ProtocolTCP, in.Family)) {
 		svc.HealthCheckNodePort = 0
 	}
+	local := byPort(in.LocalEndpoints)
 	for _, p := range r.ports(in.Rules) {
 		port := p.Port
 		if in.Lost != nil {
 			loseClaims(svc, &port, in.Family, in.Lost)
 		}
-		port.Members = r.members(in.LocalEndpoints, &port)
+		port.LocalEndpoints = r.localEndpoints(local[portName{port.Name, port.Protocol}])
 		r.selectEndpoints(svc, &port, p.source, in.Node)
 		svc.Ports = append(svc.Ports, port)
 	}
@@ -126,12 +126,12 @@ func nodePortClaim(port uint16, protocol v1alpha1.Protocol, family dataplane.Fam
 
 func loseClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family, lost func(Claim) bool) {
 	// At an address of a Node, the Service with the node port has the port.
-	var anothers map[netip.Addr]struct{}
+	var anothers sets.Set[netip.Addr]
 	if len(svc.NodeAddresses) > 0 && lost(nodePortClaim(p.Port, p.Protocol, family)) {
 		anothers = svc.OfOthers([]netip.Addr{svc.ClusterIP})
 	}
 	for _, a := range svc.Addresses() {
-		if _, anothers := anothers[a]; anothers || lost(Claim{Address: a, Port: p.Port, Protocol: p.Protocol}) {
+		if anothers.Has(a) || lost(Claim{Address: a, Port: p.Port, Protocol: p.Protocol}) {
 			p.Lost = append(p.Lost, a)
 		}
 	}
@@ -255,7 +255,7 @@ func equalPort(a, b dataplane.Port) bool {
 	return a.Name == b.Name && a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort &&
 		a.Available == b.Available &&
 		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
-		slices.Equal(a.Members, b.Members) && slices.Equal(a.Lost, b.Lost) &&
+		slices.Equal(a.LocalEndpoints, b.LocalEndpoints) && slices.Equal(a.Lost, b.Lost) &&
 		// A TCP connection without an answer goes to an endpoint of the current or former rules: a
 		// change of the other lists shows when one is gone.
 		(a.Protocol != v1alpha1.ProtocolUDP || slices.Equal(a.Serving, b.Serving))

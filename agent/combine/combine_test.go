@@ -65,7 +65,7 @@ func rulesOf(external, internal v1alpha1.TrafficPolicy, nodePort int32, groups .
 	}
 }
 
-func membersOf(addresses string) []v1alpha1.PortLocalEndpoints {
+func localEndpointsOf(addresses string) []v1alpha1.PortLocalEndpoints {
 	m := v1alpha1.PortLocalEndpoints{Name: "p", Protocol: v1alpha1.ProtocolTCP}
 	for a := range strings.FieldsSeq(addresses) {
 		m.Endpoints = append(m.Endpoints, full(a))
@@ -82,54 +82,54 @@ func TestEndpointSelection(t *testing.T) {
 		nodePort           int32
 		node               Node
 		groups             groups
-		members            string
+		localEndpoints     string
 		wantCluster        string
 		wantLocal          string
 		wantUnavailable    bool
 	}{
 		{name: "25 cluster policies have no local list", external: cluster, internal: cluster, nodePort: 3001,
-			groups: groups{groupOf(ready, "", ".1", ".2")}, members: ".2", wantCluster: ".1 .2"},
+			groups: groups{groupOf(ready, "", ".1", ".2")}, localEndpoints: ".2", wantCluster: ".1 .2"},
 		{name: "30-33 external local, both lists", external: local, internal: cluster, nodePort: 3002,
-			groups: groups{groupOf(ready, "", ".1", ".2")}, members: ".2", wantCluster: ".1 .2", wantLocal: ".2"},
+			groups: groups{groupOf(ready, "", ".1", ".2")}, localEndpoints: ".2", wantCluster: ".1 .2", wantLocal: ".2"},
 		{name: "39-41 external local, remote endpoint only", external: local, internal: cluster, nodePort: 3002,
 			groups: groups{groupOf(ready, "", ".1")}, wantCluster: ".1"},
 		{name: "external local means nothing without external address", external: local, internal: cluster,
-			groups: groups{groupOf(ready, "", ".1", ".2")}, members: ".2", wantCluster: ".1 .2"},
+			groups: groups{groupOf(ready, "", ".1", ".2")}, localEndpoints: ".2", wantCluster: ".1 .2"},
 		{name: "46 internal local with node port: both lists", external: cluster, internal: local, nodePort: 3003,
-			groups: groups{groupOf(ready, "", ".1", ".2")}, members: ".2", wantCluster: ".1 .2", wantLocal: ".2"},
+			groups: groups{groupOf(ready, "", ".1", ".2")}, localEndpoints: ".2", wantCluster: ".1 .2", wantLocal: ".2"},
 		{name: "50 internal local, cluster IP only: no cluster list", external: cluster, internal: local,
-			groups: groups{groupOf(ready, "", ".1", ".2", ".3")}, members: ".1 .2", wantLocal: ".1 .2"},
+			groups: groups{groupOf(ready, "", ".1", ".2", ".3")}, localEndpoints: ".1 .2", wantLocal: ".1 .2"},
 		{name: "51 internal local, remote only: available, none local", external: cluster, internal: local,
 			groups: groups{groupOf(ready, "", ".1")}},
-		{name: "52 no endpoints at all", external: cluster, internal: local, members: ".1", wantUnavailable: true},
+		{name: "52 no endpoints at all", external: cluster, internal: local, localEndpoints: ".1", wantUnavailable: true},
 		{name: "54 both local, remote only", external: local, internal: local, nodePort: 3003,
 			groups: groups{groupOf(ready, "", ".1")}, wantCluster: ".1"},
 		{name: "55 local terminating, remote ready", external: cluster, internal: local,
-			groups: groups{groupOf(ready, "", ".5"), groupOf(terminating, "", ".2")}, members: ".2", wantLocal: ".2"},
+			groups: groups{groupOf(ready, "", ".5"), groupOf(terminating, "", ".2")}, localEndpoints: ".2", wantLocal: ".2"},
 		{name: "56 local unusable, remote terminating", external: cluster, internal: local,
-			groups: groups{groupOf(terminating, "", ".5")}, members: ".2"},
+			groups: groups{groupOf(terminating, "", ".5")}, localEndpoints: ".2"},
 		{name: "58-59 mixed states", external: local, internal: cluster, nodePort: 3001,
-			groups: groups{groupOf(ready, "", ".1", ".2", ".5"), groupOf(terminating, "", ".3")}, members: ".1 .2 .3 .4",
+			groups: groups{groupOf(ready, "", ".1", ".2", ".5"), groupOf(terminating, "", ".3")}, localEndpoints: ".1 .2 .3 .4",
 			wantCluster: ".1 .2 .5", wantLocal: ".1 .2"},
 		{name: "60-61 local all terminating", external: local, internal: cluster, nodePort: 3001,
-			groups: groups{groupOf(ready, "", ".5"), groupOf(terminating, "", ".2", ".3")}, members: ".2 .3 .4",
+			groups: groups{groupOf(ready, "", ".5"), groupOf(terminating, "", ".2", ".3")}, localEndpoints: ".2 .3 .4",
 			wantCluster: ".5", wantLocal: ".2 .3"},
 		{name: "62-63 remote terminating only", external: local, internal: cluster, nodePort: 3001,
 			groups: groups{groupOf(terminating, "", ".5")}, wantCluster: ".5"},
-		{name: "64 unusable endpoints only", external: local, internal: cluster, nodePort: 3001, members: ".1", wantUnavailable: true},
+		{name: "64 unusable endpoints only", external: local, internal: cluster, nodePort: 3001, localEndpoints: ".1", wantUnavailable: true},
 		{name: "65 terminating is not used beside ready", external: cluster, internal: cluster, nodePort: 3001,
-			groups: groups{groupOf(ready, "", ".1", ".2", ".5"), groupOf(terminating, "", ".3")}, members: ".1 .2", wantCluster: ".1 .2 .5"},
+			groups: groups{groupOf(ready, "", ".1", ".2", ".5"), groupOf(terminating, "", ".3")}, localEndpoints: ".1 .2", wantCluster: ".1 .2 .5"},
 		{name: "66 all terminating", external: cluster, internal: cluster, nodePort: 3001,
-			groups: groups{groupOf(terminating, "", ".2", ".3", ".5")}, members: ".2 .3", wantCluster: ".2 .3 .5"},
+			groups: groups{groupOf(terminating, "", ".2", ".3", ".5")}, localEndpoints: ".2 .3", wantCluster: ".2 .3 .5"},
 
 		{name: "90 zone hints", node: Node{Zone: "a"},
 			groups: groups{groupOf(ready, "a", ".3", ".6"), groupOf(ready, "b", ".4"), groupOf(ready, "c", ".5")}, wantCluster: ".3 .6"},
 		{name: "91 hints never filter local, external", external: local, nodePort: 3001, node: Node{Zone: "a"},
-			groups:  groups{groupOf(ready, "a", ".3", ".6"), groupOf(ready, "b", ".4"), groupOf(ready, "c", ".5")},
-			members: ".3 .4", wantCluster: ".3 .6", wantLocal: ".3 .4"},
+			groups:         groups{groupOf(ready, "a", ".3", ".6"), groupOf(ready, "b", ".4"), groupOf(ready, "c", ".5")},
+			localEndpoints: ".3 .4", wantCluster: ".3 .6", wantLocal: ".3 .4"},
 		{name: "92 hints never filter local, internal", internal: local, nodePort: 3001, node: Node{Zone: "a"},
-			groups:  groups{groupOf(ready, "a", ".3", ".6"), groupOf(ready, "b", ".4"), groupOf(ready, "c", ".5")},
-			members: ".3 .4", wantCluster: ".3 .6", wantLocal: ".3 .4"},
+			groups:         groups{groupOf(ready, "a", ".3", ".6"), groupOf(ready, "b", ".4"), groupOf(ready, "c", ".5")},
+			localEndpoints: ".3 .4", wantCluster: ".3 .6", wantLocal: ".3 .4"},
 		{name: "93 node without zone", groups: groups{groupOf(ready, "a", ".3")}, wantCluster: ".3"},
 		{name: "93 node without zone, an empty hint", groups: groups{{State: ready, Zones: []string{""}, Addresses: []string{full(".3")}}, groupOf(ready, "a", ".4")}, wantCluster: ".3 .4"},
 		{name: "94 no endpoint for the zone", node: Node{Zone: "b"}, groups: groups{groupOf(ready, "a", ".3")}, wantCluster: ".3"},
@@ -148,14 +148,14 @@ func TestEndpointSelection(t *testing.T) {
 			groups:      groups{groupOf(ready, "node-1 a", ".3"), groupOf(ready, "node-2 b", ".4"), groupOf(ready, "node-4 a", ".6")},
 			wantCluster: ".3 .6"},
 		{name: "102 local hinted elsewhere", external: local, nodePort: 3001, node: Node{Zone: "a"},
-			groups:  groups{groupOf(ready, "a", ".11"), groupOf(ready, "b", ".12", ".2")},
-			members: ".2", wantCluster: ".11", wantLocal: ".2"},
+			groups:         groups{groupOf(ready, "a", ".11"), groupOf(ready, "b", ".12", ".2")},
+			localEndpoints: ".2", wantCluster: ".11", wantLocal: ".2"},
 		{name: "103 only a terminating one in the zone", node: Node{Zone: "a"},
 			groups: groups{groupOf(ready, "b", ".5"), groupOf(terminating, "a", ".2")}, wantCluster: ".5"},
 		{name: "terminating ones ignore hints", node: Node{Zone: "a"},
 			groups: groups{groupOf(terminating, "a", ".2"), groupOf(terminating, "b", ".5")}, wantCluster: ".2 .5"},
-		{name: "a member without state is ignored", external: local, nodePort: 3001,
-			groups: groups{groupOf(ready, "", ".1")}, members: ".1 .9", wantCluster: ".1", wantLocal: ".1"},
+		{name: "a local endpoint without state is ignored", external: local, nodePort: 3001,
+			groups: groups{groupOf(ready, "", ".1")}, localEndpoints: ".1 .9", wantCluster: ".1", wantLocal: ".1"},
 		{name: "sorted as strings over groups, each once",
 			groups: groups{groupOf(ready, "", ".9", ".1"), groupOf(ready, "a", ".10", ".1")}, wantCluster: ".10 .1 .9"},
 	}
@@ -164,7 +164,7 @@ func TestEndpointSelection(t *testing.T) {
 			svc, problems := Service(Input{
 				Name:           dataplane.ServiceName{Namespace: "ns", Name: "svc"},
 				Rules:          rulesOf(tt.external, tt.internal, tt.nodePort, tt.groups...),
-				LocalEndpoints: membersOf(tt.members), Node: tt.node, Family: dataplane.IPv4,
+				LocalEndpoints: localEndpointsOf(tt.localEndpoints), Node: tt.node, Family: dataplane.IPv4,
 			})
 			if len(problems) > 0 {
 				t.Errorf("unexpected problems: %v", problems)
@@ -179,8 +179,8 @@ func TestEndpointSelection(t *testing.T) {
 			if p.Available == tt.wantUnavailable {
 				t.Errorf("available: got %v", p.Available)
 			}
-			if got := short(p.Members); got != tt.members {
-				t.Errorf("members: got %q, want %q", got, tt.members)
+			if got := short(p.LocalEndpoints); got != tt.localEndpoints {
+				t.Errorf("localEndpoints: got %q, want %q", got, tt.localEndpoints)
 			}
 		})
 	}
@@ -201,7 +201,7 @@ func dualStack() *v1alpha1.ServiceProxyRulesSpec {
 
 func TestFamilies(t *testing.T) {
 	name := dataplane.ServiceName{Namespace: "shop", Name: "cart"}
-	members := []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.5:8080", "[fd00::5]:8080"}}}
+	localEndpoints := []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{"10.244.1.5:8080", "[fd00::5]:8080"}}}
 	want := map[dataplane.Family]*dataplane.Service{
 		dataplane.IPv4: {Name: name, ClusterIP: netip.MustParseAddr("10.96.12.7"),
 			ExternalIPs:     []netip.Addr{netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("192.0.2.10")},
@@ -209,25 +209,25 @@ func TestFamilies(t *testing.T) {
 			SourceRanges:    []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")},
 			ExternalLocal:   true, AffinitySeconds: 600, HealthCheckNodePort: 31234, LocalReady: 1, IPVSScheduler: "sh",
 			Ports: []dataplane.Port{{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080, Available: true,
-				Cluster: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
-				Local:   []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
-				Members: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
-				Serving: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")}}}},
+				Cluster:        []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
+				Local:          []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
+				LocalEndpoints: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
+				Serving:        []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")}}}},
 		dataplane.IPv6: {Name: name, ClusterIP: netip.MustParseAddr("fd00:10:96::c7"),
 			ExternalIPs:   []netip.Addr{netip.MustParseAddr("2001:db8::9")},
 			SourceRanges:  []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")},
 			ExternalLocal: true, AffinitySeconds: 600, HealthCheckNodePort: 31234, LocalReady: 1, IPVSScheduler: "sh",
 			Ports: []dataplane.Port{{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080, Available: true,
-				Cluster: []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
-				Local:   []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
-				Members: []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
-				Serving: []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")}}}},
+				Cluster:        []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
+				Local:          []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
+				LocalEndpoints: []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
+				Serving:        []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")}}}},
 	}
 	equate := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 	equatePrefix := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 	equatePort := cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
 	for family, want := range want {
-		got, problems := Service(Input{Name: name, Rules: dualStack(), LocalEndpoints: members, Family: family})
+		got, problems := Service(Input{Name: name, Rules: dualStack(), LocalEndpoints: localEndpoints, Family: family})
 		if diff := cmp.Diff(want, got, equate, equatePrefix, equatePort); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", family, diff)
 		}
@@ -355,7 +355,7 @@ func TestClaims(t *testing.T) {
 // TestOrderOfInputDoesNotMatter permutes what a hand edit may permute.
 func TestOrderOfInputDoesNotMatter(t *testing.T) {
 	rules := rulesOf("Local", "", 3001, groupOf(ready, "a", ".1", ".2", ".10"), groupOf(ready, "b", ".3"), groupOf(terminating, "", ".4", ".5"))
-	in := Input{Rules: rules, LocalEndpoints: membersOf(".1 .10 .4"), Node: Node{Zone: "a"}, Family: dataplane.IPv4}
+	in := Input{Rules: rules, LocalEndpoints: localEndpointsOf(".1 .10 .4"), Node: Node{Zone: "a"}, Family: dataplane.IPv4}
 	want, _ := Service(in)
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 50 {
@@ -381,13 +381,13 @@ func FuzzService(f *testing.F) {
 		}
 		f.Add(text, "10.244.1.5:8080")
 	}
-	f.Fuzz(func(t *testing.T, text []byte, member string) {
+	f.Fuzz(func(t *testing.T, text []byte, endpoint string) {
 		rules := &v1alpha1.ServiceProxyRulesSpec{}
 		if json.Unmarshal(text, rules) != nil {
 			return
 		}
-		members := []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{member}}}
-		given := endpointsIn(rules, member)
+		localEndpoints := []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{endpoint}}}
+		given := endpointsIn(rules, endpoint)
 		reversed := rules.DeepCopy()
 		for i := range reversed.Ports {
 			slices.Reverse(reversed.Ports[i].Endpoints)
@@ -397,7 +397,7 @@ func FuzzService(f *testing.F) {
 		}
 		claims := Claims(rules)
 		for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-			in := Input{Rules: rules, LocalEndpoints: members, Node: Node{Name: "node-1", Zone: "a"}, Family: family}
+			in := Input{Rules: rules, LocalEndpoints: localEndpoints, Node: Node{Name: "node-1", Zone: "a"}, Family: family}
 			svc, problems := Service(in)
 			if len(problems) > maxProblems {
 				t.Errorf("%d problems are reported", len(problems))
@@ -416,7 +416,7 @@ func FuzzService(f *testing.F) {
 				if !slices.Contains(claims, Asked{Claim{Address: svc.ClusterIP, Port: p.Port, Protocol: p.Protocol}, Own}) {
 					t.Errorf("%s port %d is served and not claimed", svc.ClusterIP, p.Port)
 				}
-				for _, e := range slices.Concat(p.Cluster, p.Local, p.Members) {
+				for _, e := range slices.Concat(p.Cluster, p.Local, p.LocalEndpoints) {
 					if !family.Of(e.Addr()) || e.Port() == 0 || !given[e] {
 						t.Errorf("endpoint %s in a Service of %s", e, family)
 					}
@@ -427,8 +427,8 @@ func FuzzService(f *testing.F) {
 }
 
 // endpointsIn reads all endpoints that an input names.
-func endpointsIn(rules *v1alpha1.ServiceProxyRulesSpec, member string) map[netip.AddrPort]bool {
-	texts := []string{member}
+func endpointsIn(rules *v1alpha1.ServiceProxyRulesSpec, endpoint string) map[netip.AddrPort]bool {
+	texts := []string{endpoint}
 	for _, p := range rules.Ports {
 		for _, g := range p.Endpoints {
 			texts = append(texts, g.Addresses...)

@@ -11,13 +11,13 @@ func TestLocalReady(t *testing.T) {
 	const cluster, local = v1alpha1.TrafficPolicyCluster, v1alpha1.TrafficPolicyLocal
 	type groups = []v1alpha1.EndpointGroup
 	tests := []struct {
-		name     string // with the row of the reference's scenarios
-		external v1alpha1.TrafficPolicy
-		internal v1alpha1.TrafficPolicy
-		groups   groups
-		members  string
-		edit     func(*v1alpha1.ServiceProxyRulesSpec)
-		want     int
+		name           string // with the row of the reference's scenarios
+		external       v1alpha1.TrafficPolicy
+		internal       v1alpha1.TrafficPolicy
+		groups         groups
+		localEndpoints string
+		edit           func(*v1alpha1.ServiceProxyRulesSpec)
+		want           int
 	}{
 		{"three ready, one not (144)", local, cluster, groups{groupOf(ready, "", ".1", ".2", ".3")}, ".1 .2 .3 .4", nil, 3},
 		{"terminating ones serve, but do not count (145)", local, cluster, groups{groupOf(terminating, "", ".1", ".2")}, ".1 .2", nil, 0},
@@ -39,7 +39,7 @@ func TestLocalReady(t *testing.T) {
 			if tt.edit != nil {
 				tt.edit(rules)
 			}
-			svc, _ := Service(Input{Rules: rules, LocalEndpoints: membersOf(tt.members), Node: Node{Name: "node-1", Zone: "zone-a"}, Family: dataplane.IPv4})
+			svc, _ := Service(Input{Rules: rules, LocalEndpoints: localEndpointsOf(tt.localEndpoints), Node: Node{Name: "node-1", Zone: "zone-a"}, Family: dataplane.IPv4})
 			if svc.LocalReady != tt.want {
 				t.Errorf("%d, want %d", svc.LocalReady, tt.want)
 			}
@@ -52,13 +52,13 @@ func TestLocalReadyOverPorts(t *testing.T) {
 	rules.HealthCheckNodePort = 31234
 	rules.Ports = append(rules.Ports, v1alpha1.ServicePort{Name: "q", Protocol: v1alpha1.ProtocolUDP, Port: 53,
 		Endpoints: []v1alpha1.EndpointGroup{groupOf(ready, "", "10.0.1.2:53", "10.0.1.3:53")}})
-	members := append(membersOf(".1 .2"), v1alpha1.PortLocalEndpoints{Name: "q", Protocol: v1alpha1.ProtocolUDP, Endpoints: []string{"10.0.1.2:53", "10.0.1.3:53"}})
-	in := Input{Rules: rules, LocalEndpoints: members, Family: dataplane.IPv4}
+	localEndpoints := append(localEndpointsOf(".1 .2"), v1alpha1.PortLocalEndpoints{Name: "q", Protocol: v1alpha1.ProtocolUDP, Endpoints: []string{"10.0.1.2:53", "10.0.1.3:53"}})
+	in := Input{Rules: rules, LocalEndpoints: localEndpoints, Family: dataplane.IPv4}
 	svc, _ := Service(in)
 	if svc.LocalReady != 3 {
 		t.Errorf("%d addresses, want 3", svc.LocalReady)
 	}
-	// What the rules do not tell must reach the health check all the same.
+	// What the rules do not contain must reach the health check all the same.
 	other := *svc
 	other.LocalReady = 2
 	if Equal(svc, &other) {

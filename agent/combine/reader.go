@@ -133,14 +133,27 @@ func (t takenPorts) take(p *dataplane.Port, field string) (problem string) {
 	return ""
 }
 
-// members reads this node's endpoints of the port.
-func (r *reader) members(from []v1alpha1.PortLocalEndpoints, port *dataplane.Port) []netip.AddrPort {
+// portName is by what local endpoints belong to a port.
+type portName struct {
+	name     string
+	protocol v1alpha1.Protocol
+}
+
+// byPort sorts a Service's local endpoints, of which each port has one entry, or several.
+func byPort(list []v1alpha1.PortLocalEndpoints) map[portName][]*v1alpha1.PortLocalEndpoints {
+	out := make(map[portName][]*v1alpha1.PortLocalEndpoints, len(list))
+	for i := range list {
+		of := portName{list[i].Name, list[i].Protocol}
+		out[of] = append(out[of], &list[i])
+	}
+	return out
+}
+
+// localEndpoints reads this node's endpoints of a port.
+func (r *reader) localEndpoints(from []*v1alpha1.PortLocalEndpoints) []netip.AddrPort {
 	var found []endpoint
-	for i := range from {
-		if from[i].Name != port.Name || from[i].Protocol != port.Protocol {
-			continue
-		}
-		for _, text := range from[i].Endpoints {
+	for _, entry := range from {
+		for _, text := range entry.Endpoints {
 			if e, ok := r.endpoint(text); ok {
 				found = append(found, e)
 			}
@@ -206,7 +219,7 @@ type group struct {
 func (r *reader) selectEndpoints(svc *dataplane.Service, port *dataplane.Port, source *v1alpha1.ServicePort, node Node) {
 	ready, terminating := r.groups(source)
 	if svc.HealthCheckNodePort != 0 {
-		r.addReady(port.Members, ready)
+		r.addReady(port.LocalEndpoints, ready)
 	}
 	external := svc.ExternallyAccessible(port)
 	if !svc.InternalLocal || external {
@@ -218,9 +231,9 @@ func (r *reader) selectEndpoints(svc *dataplane.Service, port *dataplane.Port, s
 	}
 	if svc.InternalLocal || (svc.ExternalLocal && external) {
 		port.Available = port.Available || len(ready) > 0 || len(terminating) > 0
-		port.Local = among(port.Members, collect(ready, all))
+		port.Local = among(port.LocalEndpoints, collect(ready, all))
 		if len(port.Local) == 0 {
-			port.Local = among(port.Members, collect(terminating, all))
+			port.Local = among(port.LocalEndpoints, collect(terminating, all))
 		}
 	}
 	if port.Protocol != v1alpha1.ProtocolSCTP {
@@ -251,8 +264,11 @@ func (r *reader) addReady(local []netip.AddrPort, ready []group) {
 func (r *reader) groups(source *v1alpha1.ServicePort) (ready, terminating []group) {
 	for i := range source.Endpoints {
 		g := group{source: &source.Endpoints[i]}
-		for _, text := range g.source.Addresses {
+		for i, text := range g.source.Addresses {
 			if e, ok := r.endpoint(text); ok {
+				if g.endpoints == nil {
+					g.endpoints = make([]endpoint, 0, len(g.source.Addresses)-i)
+				}
 				g.endpoints = append(g.endpoints, e)
 			}
 		}
@@ -297,13 +313,16 @@ func availableTo(ready []group, node Node) func(*v1alpha1.EndpointGroup) bool {
 func all(*v1alpha1.EndpointGroup) bool { return true }
 
 func collect(groups []group, use func(*v1alpha1.EndpointGroup) bool) []netip.AddrPort {
-	var found []endpoint
+	used := make([][]endpoint, 0, len(groups))
 	for _, g := range groups {
 		if use(g.source) {
-			found = append(found, g.endpoints...)
+			used = append(used, g.endpoints)
 		}
 	}
-	return sortedEndpoints(found)
+	if len(used) == 1 { // nearly always
+		return sortedEndpoints(used[0])
+	}
+	return sortedEndpoints(slices.Concat(used...))
 }
 
 // among returns those of list that are local.

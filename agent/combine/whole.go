@@ -3,9 +3,12 @@ package combine
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -48,11 +51,7 @@ func (h Holders) Of(claim Claim) (dataplane.ServiceName, bool) {
 // rules: at an address of a Node, the one whose node port it is.
 func (h Holders) At(rules *v1alpha1.ServiceProxyRulesSpec, claim Claim) (dataplane.ServiceName, bool) {
 	if slices.Contains(rules.NodeAddresses, claim.Address.String()) {
-		family := dataplane.IPv4
-		if claim.Address.Is6() {
-			family = dataplane.IPv6
-		}
-		if name, found := h.Of(nodePortClaim(claim.Port, claim.Protocol, family)); found {
+		if name, found := h.Of(nodePortClaim(claim.Port, claim.Protocol, dataplane.FamilyOf(claim.Address))); found {
 			return name, true
 		}
 	}
@@ -91,14 +90,14 @@ func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules,
 		Services: map[dataplane.ServiceName]*dataplane.Service{}, Problems: map[dataplane.ServiceName][]string{}, LeftOut: leftOut,
 		Holders: holders,
 	}
-	members := LocalEndpoints(node.Spec.LocalEndpoints)
+	localEndpoints, _ := LocalEndpoints(node.Spec.LocalEndpoints)
 	for _, w := range all {
 		in := Input{
 			Name: w.name, Rules: w.rules, Family: family, Precedence: w.precedence,
 			Node: Node{Name: node.Name, Zone: node.Spec.Node.Zone},
 			Lost: func(c Claim) bool { return holders.claims.Lost(w, c) },
 		}
-		if m := members[w.name]; m != nil {
+		if m := localEndpoints[w.name]; m != nil {
 			in.LocalEndpoints = m.Ports
 		}
 		svc, problems := Service(in)
@@ -162,12 +161,24 @@ func ServiceOf(object string) (dataplane.ServiceName, bool) {
 }
 
 // LocalEndpoints returns a node's local endpoints by Service. Of two entries for one, the last counts.
-func LocalEndpoints(list []v1alpha1.ServiceLocalEndpoints) map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints {
-	members := make(map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints, len(list))
+// It leaves out the namespaces that exceed a limit, the largest ones if that of the node is exceeded.
+func LocalEndpoints(list []v1alpha1.ServiceLocalEndpoints) (localEndpoints map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints, over sets.Set[string]) {
+	localEndpoints, over = make(map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints, len(list)), sets.Set[string]{}
+	bytes, total := map[string]int{}, 0
 	for i := range list {
-		members[dataplane.ServiceName{Namespace: list[i].Namespace, Name: list[i].Name}] = &list[i]
+		bytes[list[i].Namespace] += list[i].MaxBytes()
 	}
-	return members
+	for _, namespace := range slices.SortedFunc(maps.Keys(bytes), func(a, b string) int { return cmp.Or(bytes[a]-bytes[b], cmp.Compare(a, b)) }) {
+		if total += bytes[namespace]; bytes[namespace] > v1alpha1.MaxNamespaceLocalBytes || total > v1alpha1.MaxNodeLocalBytes {
+			over.Insert(namespace)
+		}
+	}
+	for i := range list {
+		if !over.Has(list[i].Namespace) {
+			localEndpoints[dataplane.ServiceName{Namespace: list[i].Namespace, Name: list[i].Name}] = &list[i]
+		}
+	}
+	return localEndpoints, over
 }
 
 // Facts returns the facts of the node for one family's data plane, with complete settings. It leaves

@@ -21,6 +21,12 @@ const (
 	// time, so that a table of millions of entries does not occupy the node.
 	minPause    = time.Second
 	pauseFactor = 4
+	// While passes find nothing stale, those for TCP take at most a 500th of the time, or quietPause
+	// passes: the kernel walks its whole hash table for each. Unlike a datagram, a packet that
+	// opens a TCP connection is sent again. A new destination does not wait: clients that were
+	// earlier do.
+	quietFactor = 500
+	quietPause  = 5 * time.Second
 	// shortestRetry and longestRetry bound the pauses after failed passes.
 	shortestRetry = 250 * time.Millisecond
 	longestRetry  = 30 * time.Second
@@ -68,6 +74,7 @@ type Cleaner struct {
 	// Only Run uses these.
 	failures int       // passes in a row
 	next     time.Time // the earliest time of the next pass
+	quiet    time.Time // the same, if no destination is new
 	failing  bool      // the last pass failed, which was logged
 	// silent are the connections that the last pass would have removed if it had known how long
 	// they have been without an answer.
@@ -109,12 +116,22 @@ func (c *Cleaner) Run(ctx context.Context) {
 	}
 }
 
+// due is the time of the next pass.
+func (c *Cleaner) due() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state.work.opened {
+		return c.next
+	}
+	return c.quiet
+}
+
 // step makes a pass if one is due, and returns how long to wait for the next one.
 func (c *Cleaner) step(ctx context.Context) time.Duration {
 	if !c.pending() {
 		return pause.Forever
 	}
-	if wait := c.next.Sub(c.options.Clock.Now()); wait > 0 {
+	if wait := c.due().Sub(c.options.Clock.Now()); wait > 0 {
 		return wait
 	}
 	if !c.options.May() {
@@ -129,16 +146,20 @@ func (c *Cleaner) step(ctx context.Context) time.Duration {
 		return longestRetry
 	}
 	c.logPass(pass)
-	wait := minPause
+	wait, quiet := minPause, time.Duration(0)
 	if pass.Err != nil {
 		wait = min(shortestRetry<<min(c.failures, 10), longestRetry)
 		c.failures++
 	} else {
 		c.failures = 0
+		if c.options.Protocol == v1alpha1.ProtocolTCP && len(pass.Removed)+len(c.silent) == 0 {
+			quiet = min(quietFactor*pass.Took, quietPause)
+		}
 	}
 	wait = max(wait, pauseFactor*pass.Took)
-	c.next = c.options.Clock.Now().Add(wait)
-	return wait
+	now := c.options.Clock.Now()
+	c.next, c.quiet = now.Add(wait), now.Add(max(wait, quiet))
+	return c.due().Sub(now)
 }
 
 // errMayNot ends a pass.
@@ -247,7 +268,7 @@ func (c *Cleaner) logPass(pass Pass) {
 	failing := pass.Err != nil
 	switch {
 	case failing && !c.failing:
-		c.log.Error(pass.Err, "Could not remove all stale flows; retrying with growing pauses. Clients may continue to send to endpoints that are gone. Check that the kernel has nf_conntrack_netlink and that the agent has CAP_NET_ADMIN")
+		c.log.Error(pass.Err, "Could not remove all stale flows; retrying with growing pauses")
 	case !failing && c.failing:
 		c.log.Info("Removing stale flows works again")
 	}

@@ -28,7 +28,7 @@ type fakeTable struct {
 	filters []Filter // of the last Walk
 	took    time.Duration
 	// failure of Walk, after it has visited visits flows; stuck flows cannot be
-	// deleted; deaf interfaces tell no addresses.
+	// deleted; deaf interfaces report no addresses.
 	failure error
 	visits  int
 	stuck   string
@@ -278,6 +278,35 @@ func TestManyChangesLeadToFewPasses(t *testing.T) {
 	})
 }
 
+// TestTCPIsReadLessOftenWhileNothingIsStale: a found connection is checked again soon.
+func TestTCPIsReadLessOftenWhileNothingIsStale(t *testing.T) {
+	table := newFakeTable()
+	table.took = 4 * time.Millisecond // of which 500 are 2 s
+	running(t, table, func(c *Cleaner, _ func() []Pass) {
+		web := func(i int) *dataplane.Service {
+			return service("s", "ip 172.30.0.41 port 80 tcp ep "+[]string{a, b}[i%2])
+		}
+		change := func(n int) {
+			for i := range n { // ten a second
+				c.Committed(ruleset(false, list{web(i)}, "s"), dataplane.Result{})
+				after(100 * time.Millisecond)
+			}
+		}
+		change(101)
+		table.expectWalks(t, 6)
+		table.set(func() { table.took, table.walks = time.Second/10, 0 })
+		change(101)
+		table.expectWalks(t, 2) // after 2 s, and 5 s later
+		gone := flow(clusterIP, "10.180.0.9:8080")
+		gone.Protocol = v1alpha1.ProtocolTCP
+		table.add(gone)
+		table.set(func() { table.walks = 0 })
+		change(63)
+		table.expectWalks(t, 3) // the second one removes it, the third finds nothing
+		table.expect(t)
+	}, func(o *Options) { o.Protocol = v1alpha1.ProtocolTCP })
+}
+
 func TestFailedPassIsMadeAgain(t *testing.T) {
 	table := newFakeTable(flow(clusterIP, a), flow("192.0.2.21:3001", a), flow("10.1.1.1:53", a))
 	var lines []string
@@ -413,6 +442,24 @@ func TestRejectedServiceIsCleanedOnceAccepted(t *testing.T) {
 	})
 }
 
+func TestUnfinishedServiceIsCleanedAfterItsLastPart(t *testing.T) {
+	table := newFakeTable(flow(clusterIP, a), flow(clusterIP, b))
+	unfinished := dataplane.Result{Unfinished: map[dataplane.ServiceName]struct{}{{Namespace: "shop", Name: "s"}: {}}}
+	running(t, table, func(c *Cleaner, _ func() []Pass) {
+		c.Committed(ruleset(true, list{serving(a + " " + b)}), dataplane.Result{})
+		after(time.Minute)
+		next := list{serving(b)}
+		c.Committed(ruleset(false, next, "s"), unfinished)
+		after(time.Minute)
+		c.Committed(ruleset(false, next), unfinished) // a small change
+		after(time.Minute)
+		table.expect(t, toA, toB)
+		c.Committed(ruleset(false, next, "s"), dataplane.Result{})
+		after(time.Minute)
+		table.expect(t, toB)
+	})
+}
+
 func TestFilters(t *testing.T) {
 	other := service("o", "ip 172.30.0.50 port 53 ep "+a)
 	many := service("m", "ip 172.30.0.60 ext 192.0.2.50 ext 192.0.2.51 lb 192.0.2.52 port 53 np 3003 ep "+a)
@@ -424,6 +471,9 @@ func TestFilters(t *testing.T) {
 	}{
 		"nothing":             {list{serving(a)}, list{serving(a)}, "s", nil},
 		"an endpoint":         {list{serving(a), other}, list{serving(b), other}, "s", []Filter{one("172.30.0.41", 80)}},
+		"one endpoint more":   {list{serving(a)}, list{serving(b + " " + a)}, "s", nil},
+		"one endpoint less":   {list{serving(a + " " + b)}, list{serving(b)}, "s", []Filter{one("172.30.0.41", 80)}},
+		"the first endpoint":  {list{serving("")}, list{serving(a)}, "s", []Filter{one("172.30.0.41", 80)}},
 		"a Service has ended": {list{serving(a), other}, list{other}, "s", []Filter{one("172.30.0.41", 80)}},
 		"a Service has come":  {list{other}, list{serving(a), other}, "s", []Filter{one("172.30.0.41", 80)}},
 		"another address": {list{serving(a), other}, list{service("s", "ip 172.30.0.41 port 80 np 3001 ep "+a), other}, "s",

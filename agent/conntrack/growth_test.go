@@ -3,9 +3,11 @@ package conntrack
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/growth"
 )
@@ -23,5 +25,37 @@ func TestGrowth(t *testing.T) {
 		return s
 	}, func(s *dataplane.Service) {
 		eachServed(s, v1alpha1.ProtocolUDP, func(Filter, *dataplane.Port) {})
+	})
+}
+
+// TestGrowthOfState: recording and judging a Service takes as long as it has destinations and
+// endpoints, and not as their product, however many of its endpoints change.
+func TestGrowthOfState(t *testing.T) {
+	type given struct {
+		before, after *dataplane.Service
+		flows         []Flow
+	}
+	growth.Service(t, func(size growth.Size) given {
+		g := given{before: dataplanetest.Sized(size), after: dataplanetest.Sized(size)}
+		for i := range g.after.Ports {
+			p := &g.after.Ports[i]
+			p.Serving = append(slices.Clone(p.Serving[1:]), netip.AddrPortFrom(netip.MustParseAddr("10.255.0.1"), p.Port))
+		}
+		eachServed(g.after, v1alpha1.ProtocolTCP, func(at Filter, port *dataplane.Port) {
+			if at.Address.IsValid() {
+				g.flows = append(g.flows, Flow{Destination: netip.AddrPortFrom(at.Address, at.Port), ReplySource: port.Serving[len(port.Serving)-1]})
+			}
+		})
+		return g
+	}, func(g given) {
+		s := newState(v1alpha1.ProtocolTCP)
+		s.program(g.before.Name, g.before, false)
+		s.program(g.after.Name, g.after, false)
+		p, _ := s.take()
+		for _, f := range g.flows {
+			if why := p.judge(f); why != "" {
+				t.Fatalf("a flow to %s by %s: %s", f.Destination, f.ReplySource, why)
+			}
+		}
 	})
 }

@@ -41,29 +41,7 @@ const (
 // header begins a message.
 func header(family uint8) []byte { return []byte{family, nl.NFNETLINK_V0, 0, 0} }
 
-func headerOf(family dataplane.Family) []byte {
-	if family == dataplane.IPv4 {
-		return header(unix.AF_INET)
-	}
-	return header(unix.AF_INET6)
-}
-
-// kernelFilter is the part of a filter that the kernel can apply. For addresses of IPv6 it
-// delivers all flows but those that match (Linux 6.18).
-func kernelFilter(f Filter) Filter {
-	if f.Address.Is6() {
-		f.Address = netip.Addr{}
-	}
-	return f
-}
-
-// numberOf is a protocol's number in packets.
-func numberOf(protocol v1alpha1.Protocol) byte {
-	if protocol == v1alpha1.ProtocolTCP {
-		return unix.IPPROTO_TCP
-	}
-	return unix.IPPROTO_UDP
-}
+func headerOf(family dataplane.Family) []byte { return header(family.Number()) }
 
 // dumpMessage requests all flows of a family; with a filter, those of the protocol that match it.
 // Of TCP it requests those without an answer; kernels that do not know attrStatusMask ignore
@@ -79,7 +57,7 @@ func dumpMessage(family dataplane.Family, protocol v1alpha1.Protocol, filter *Fi
 		flags |= filterIPDst
 		tuple = nlattr.Append(tuple, nl.CTA_TUPLE_IP|nlattr.Nested, appendAddress(nil, false, filter.Address))
 	}
-	proto := nlattr.Append(nil, nl.CTA_PROTO_NUM, []byte{numberOf(protocol)})
+	proto := nlattr.Append(nil, nl.CTA_PROTO_NUM, []byte{dataplane.ProtocolNumber(protocol)})
 	if filter.Port != 0 {
 		flags |= filterProtoDst
 		proto = nlattr.AppendUint16(proto, nl.CTA_PROTO_DST_PORT, filter.Port)
@@ -96,11 +74,7 @@ func dumpMessage(family dataplane.Family, protocol v1alpha1.Protocol, filter *Fi
 // deleteMessage requests to delete exactly one flow. Without its tuple the kernel would empty
 // the table.
 func deleteMessage(f Flow) []byte {
-	family := dataplane.IPv4
-	if f.Source.Addr().Is6() {
-		family = dataplane.IPv6
-	}
-	b := nlattr.Append(headerOf(family), nl.CTA_TUPLE_ORIG|nlattr.Nested, tupleOf(numberOf(f.Protocol), f.Source, f.Destination))
+	b := nlattr.Append(headerOf(dataplane.FamilyOf(f.Source.Addr())), nl.CTA_TUPLE_ORIG|nlattr.Nested, tupleOf(dataplane.ProtocolNumber(f.Protocol), f.Source, f.Destination))
 	return nlattr.AppendUint32(b, nl.CTA_ID, f.ID)
 }
 
@@ -160,7 +134,9 @@ func parseFlow(message []byte) (Flow, bool) {
 		return true
 	})
 	f.OutsideNAT = f.translated() && status&statusDestinationNAT == 0
-	waits := f.Protocol == v1alpha1.ProtocolUDP || status&seenReply == 0 && state == nl.TCP_CONNTRACK_SYN_SENT
+	// An untranslated one that a reset has closed would have the next one from its port reset.
+	waits := f.Protocol == v1alpha1.ProtocolUDP || status&seenReply == 0 &&
+		(state == nl.TCP_CONNTRACK_SYN_SENT || state == nl.TCP_CONNTRACK_CLOSE && !f.translated())
 	return f, ok && orig && reply && id && waits
 }
 
@@ -219,15 +195,8 @@ func parseTuple(b []byte) (source, destination netip.AddrPort, protocol v1alpha1
 		}
 		return true
 	})
-	switch number {
-	case unix.IPPROTO_UDP:
-		protocol = v1alpha1.ProtocolUDP
-	case unix.IPPROTO_TCP:
-		protocol = v1alpha1.ProtocolTCP
-	default:
-		ok = false
-	}
-	ok = ok && ports == 2 && src.IsValid() && dst.IsValid() && src.Is4() == dst.Is4()
+	protocol = dataplane.ProtocolOf(number)
+	ok = ok && (protocol == v1alpha1.ProtocolUDP || protocol == v1alpha1.ProtocolTCP) && ports == 2 && src.IsValid() && dst.IsValid() && src.Is4() == dst.Is4()
 	return netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort), protocol, ok
 }
 

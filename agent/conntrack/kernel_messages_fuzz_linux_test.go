@@ -52,7 +52,7 @@ func FuzzParseFlow(f *testing.F) {
 
 // described is what the kernel sends of a flow.
 func described(f Flow) []byte {
-	number := numberOf(f.Protocol)
+	number := dataplane.ProtocolNumber(f.Protocol)
 	status := uint32(statusDestinationNAT)
 	if f.OutsideNAT {
 		status = 0

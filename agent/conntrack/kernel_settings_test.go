@@ -1,7 +1,6 @@
 package conntrack
 
 import (
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -10,7 +9,7 @@ import (
 )
 
 // TestSettingsInANetworkNamespace writes what belongs to the namespace. The size
-// of the table does not: nothing changes it, and it is said.
+// of the table does not: nothing changes it, and it is reported.
 func TestSettingsInANetworkNamespace(t *testing.T) {
 	onRealKernel(t)
 	k := NewSystem("")
@@ -41,7 +40,7 @@ func TestSettingsInANetworkNamespace(t *testing.T) {
 	if got := k.Tune(settings); len(got.Changes) > 0 {
 		t.Errorf("written again: %+v", got.Changes)
 	}
-	if err := os.WriteFile(k.sysctls+"/nf_conntrack_udp_timeout", []byte("99"), 0); err != nil {
+	if err := k.sysctls.Write("net/netfilter/nf_conntrack_udp_timeout", "99"); err != nil {
 		t.Fatal(err)
 	}
 	if got := k.Tune(settings); len(got.Changes) != 1 || got.Changes[0].From != 99 || got.Changes[0].To != 31 {
@@ -50,7 +49,7 @@ func TestSettingsInANetworkNamespace(t *testing.T) {
 }
 
 // TestStatisticsInANetworkNamespace compares them to what the program conntrack
-// tells.
+// reports.
 func TestStatisticsInANetworkNamespace(t *testing.T) {
 	onRealKernel(t)
 	m := NewSystem("")
@@ -63,18 +62,18 @@ func TestStatisticsInANetworkNamespace(t *testing.T) {
 	if err != nil || got.Entries != 20 || got.Max != empty.Max {
 		t.Errorf("%+v, %v", got, err)
 	}
-	var told int64
+	var reported int64
 	for word := range strings.FieldsSeq(run(t, "conntrack", "-S")) {
 		if value, found := strings.CutPrefix(word, "insert_failed="); found {
 			n, err := strconv.ParseInt(value, 10, 64)
 			if err != nil {
 				t.Fatal(err)
 			}
-			told += n
+			reported += n
 		}
 	}
-	if got.InsertFailed != told {
-		t.Errorf("insertFailed is %d, conntrack -S says %d", got.InsertFailed, told)
+	if got.InsertFailed != reported {
+		t.Errorf("insertFailed is %d, conntrack -S reports %d", got.InsertFailed, reported)
 	}
 }
 

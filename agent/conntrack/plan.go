@@ -38,20 +38,33 @@ type plan struct {
 
 // target is where flows to a destination may go.
 type target struct {
-	endpoints []netip.AddrPort
-	set       sets.Set[netip.AddrPort] // of many endpoints, built on first use
+	endpoints []*endpoints // of each Service that claims it: any of them may win
 	// unknown: it is unknown what the kernel does with such flows.
 	unknown bool
 }
 
-func (t *target) has(e netip.AddrPort) bool {
-	if len(t.endpoints) <= fewEndpoints {
-		return slices.Contains(t.endpoints, e)
+// endpoints are those of one Service port, shared by all its destinations.
+type endpoints struct {
+	list []netip.AddrPort
+	set  sets.Set[netip.AddrPort] // of many, built on first use
+}
+
+func (e *endpoints) has(a netip.AddrPort) bool {
+	if len(e.list) <= fewEndpoints {
+		return slices.Contains(e.list, a)
 	}
-	if t.set == nil {
-		t.set = sets.New(t.endpoints...)
+	if e.set == nil {
+		e.set = sets.New(e.list...)
 	}
-	return t.set.Has(e)
+	return e.set.Has(a)
+}
+
+func (t *target) has(a netip.AddrPort) bool {
+	return slices.ContainsFunc(t.endpoints, func(e *endpoints) bool { return e.has(a) })
+}
+
+func (t *target) empty() bool {
+	return !slices.ContainsFunc(t.endpoints, func(e *endpoints) bool { return len(e.list) > 0 })
 }
 
 // judge returns why a flow to the target is stale; empty: it is not. A flow to any endpoint that
@@ -68,7 +81,7 @@ func (t *target) judge(f Flow, ownFlows bool) Reason {
 		return ""
 	case !f.translated():
 		return NotTranslated
-	case len(t.endpoints) == 0:
+	case t.empty():
 		return NoEndpoint
 	default:
 		return EndpointGone
@@ -94,25 +107,26 @@ func (p *plan) judge(f Flow) Reason {
 
 // add makes the plan judge flows to the ports of a Service, which may be nil.
 func (p *plan) add(svc *dataplane.Service, unknown bool) {
-	var others map[netip.Addr]struct{} // served by these Nodes
+	var others sets.Set[netip.Addr] // served by these Nodes
 	if p.ownFlows && svc != nil {
 		others = svc.OfOthers(p.own)
 	}
+	var last *dataplane.Port // all destinations of a port follow each other
+	var of *endpoints
 	eachServed(svc, p.protocol, func(at Filter, port *dataplane.Port) {
+		if port != last {
+			last, of = port, &endpoints{list: port.Serving}
+		}
 		t := p.targets[at]
 		if t == nil {
 			t = &target{}
 			p.targets[at] = t
 			p.nodePorts = p.nodePorts || !at.Address.IsValid()
 		}
-		_, left := others[at.Address]
-		switch {
-		case unknown || left:
+		if unknown || others.Has(at.Address) {
 			t.unknown = true
-		case t.endpoints == nil:
-			t.endpoints = port.Serving
-		default: // two Services claim it; either may win
-			t.endpoints = slices.Concat(t.endpoints, port.Serving)
+		} else {
+			t.endpoints = append(t.endpoints, of)
 		}
 	})
 }

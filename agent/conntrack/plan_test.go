@@ -11,7 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// service makes a Service with one UDP port "dns". The text tells what it has:
+// service makes a Service with one UDP port "dns". The text lists what it has:
 // "ip 10.96.0.10 ext 192.0.2.50 lb 198.51.100.9 port 53 np 30053 ep 10.244.0.3:53".
 // tcp makes the port a TCP port; lost takes an address off the port.
 func service(name, text string) *dataplane.Service {
@@ -269,7 +269,7 @@ func TestWhereNodePortsAnswer(t *testing.T) {
 		return func(s *v1alpha1.ProxySettings) { s.NodePorts.AddressMode, s.NodePorts.CIDRs = &m, cidrs }
 	}
 	noLocalhost := func(s *v1alpha1.ProxySettings) { s.NodePorts.Localhost = new(v1alpha1.Disabled) }
-	const primary, second, localhost, loopback, foreign = "192.0.2.21", "10.244.1.1", "127.0.0.1", "127.1.2.3", "192.0.2.22"
+	const primary, second, localhost, loopback, elsewhere = "192.0.2.21", "10.244.1.1", "127.0.0.1", "127.1.2.3", "192.0.2.22"
 	for name, tt := range map[string]struct {
 		node dataplane.Node
 		want string
@@ -288,7 +288,7 @@ func TestWhereNodePortsAnswer(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []string
-			for _, a := range []string{primary, second, localhost, loopback, foreign} {
+			for _, a := range []string{primary, second, localhost, loopback, elsewhere} {
 				if answers(netip.MustParseAddr(a)) {
 					got = append(got, a)
 				}

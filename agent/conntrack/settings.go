@@ -87,7 +87,7 @@ const (
 	otherwise              // see the error
 )
 
-// describe says what differs from the settings, why, and what to do: one text for each cause.
+// describe returns what differs from the settings, why, and what to do: one text for each cause.
 func describe(list []unmet) []string {
 	var out []string
 	for c := readOnly; c <= otherwise; c++ {
@@ -114,11 +114,11 @@ func describe(list []unmet) []string {
 	return out
 }
 
-// explain says why, and what to do.
+// explain returns why, and what to do.
 func (c cause) explain(err error) string {
 	switch c {
 	case readOnly:
-		return "because /proc/sys is read-only for the agent: mount the node's /proc/sys/net into its container and name the directory with --sysctl-folder, as config/agent/daemonset.yaml does, or set the values on the node"
+		return "because /proc/sys is read-only for the agent: mount the node's /proc/sys/net into its container and name the directory with --sysctl-directory, as config/agent/daemonset.yaml does, or set the values on the node"
 	case denied:
 		return "because it cannot be written in the agent's network namespace: run the agent in that of the host, as root, or set the values there"
 	case lacking:

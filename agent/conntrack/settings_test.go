@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// asking returns complete settings that ask for what edit says.
+// asking returns complete settings with the changes of edit.
 func asking(edit func(*v1alpha1.ConntrackSettings)) *v1alpha1.ConntrackSettings {
 	s := &v1alpha1.ConntrackSettings{
 		MaxPerCore: new(int32(0)), TCPEstablishedTimeoutSeconds: new(int32(0)), TCPCloseWaitTimeoutSeconds: new(int32(0)),
@@ -32,18 +32,18 @@ func sized(perCore, least int32) *v1alpha1.ConntrackSettings {
 
 // fakeSysctls is a directory that looks like the kernel's.
 type fakeSysctls struct {
-	t      *testing.T
-	folder string
+	t         *testing.T
+	directory string
 	*System
 }
 
 func newFakeSysctls(t *testing.T, cpus string, values map[string]int64) *fakeSysctls {
 	sysctls := t.TempDir()
-	f := &fakeSysctls{t: t, folder: filepath.Join(sysctls, "net", "netfilter"), System: NewSystem(sysctls)}
-	if err := os.MkdirAll(f.folder, 0o700); err != nil {
+	f := &fakeSysctls{t: t, directory: filepath.Join(sysctls, "net", "netfilter"), System: NewSystem(sysctls)}
+	if err := os.MkdirAll(f.directory, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	f.online = filepath.Join(f.folder, "online")
+	f.online = filepath.Join(f.directory, "online")
 	if err := os.WriteFile(f.online, []byte(cpus+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func newFakeSysctls(t *testing.T, cpus string, values map[string]int64) *fakeSys
 
 func (f *fakeSysctls) set(name string, value int64) {
 	f.t.Helper()
-	if err := os.WriteFile(filepath.Join(f.folder, name), []byte(strconv.FormatInt(value, 10)+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(f.directory, name), []byte(strconv.FormatInt(value, 10)+"\n"), 0o600); err != nil {
 		f.t.Fatal(err)
 	}
 }
@@ -112,7 +112,7 @@ func TestCountCPUs(t *testing.T) {
 	}
 	k := newFakeSysctls(t, "garbage", nil)
 	if got := k.cores(); got != runtime.NumCPU() {
-		t.Errorf("%d cores where they are not told", got)
+		t.Errorf("%d cores where they are not reported", got)
 	}
 }
 
@@ -136,7 +136,7 @@ func TestDefaultsAreWritten(t *testing.T) {
 	})
 	long := time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
 	for name := range ofLinux() {
-		if err := os.Chtimes(filepath.Join(k.folder, name), long, long); err != nil {
+		if err := os.Chtimes(filepath.Join(k.directory, name), long, long); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -144,7 +144,7 @@ func TestDefaultsAreWritten(t *testing.T) {
 		t.Errorf("the second time:\n%s", diff)
 	}
 	for name := range ofLinux() {
-		if info, err := os.Stat(filepath.Join(k.folder, name)); err != nil || !info.ModTime().Equal(long) {
+		if info, err := os.Stat(filepath.Join(k.directory, name)); err != nil || !info.ModTime().Equal(long) {
 			t.Errorf("%s is written though it does not differ (%v)", name, err)
 		}
 	}
@@ -224,7 +224,7 @@ func TestWithoutConnectionTracking(t *testing.T) {
 	if got := k.Tune(v1alpha1.CompleteSettings(nil).Conntrack); !got.Untracked || len(got.Changes)+len(got.Unmet) > 0 {
 		t.Errorf("got %+v", got)
 	}
-	if entries, err := os.ReadDir(k.folder); err != nil || len(entries) != 1 {
+	if entries, err := os.ReadDir(k.directory); err != nil || len(entries) != 1 {
 		t.Errorf("files have been made: %v, %v", entries, err)
 	}
 }
@@ -247,7 +247,7 @@ func TestMissingSysctlsBlockNothingElse(t *testing.T) {
 
 func TestWhatIsNoNumberIsLeft(t *testing.T) {
 	k := newFakeSysctls(t, "0-15", ofLinux())
-	if err := os.WriteFile(filepath.Join(k.folder, sysctlMax), []byte("many"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(k.directory, sysctlMax), []byte("many"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got := k.Tune(sized(32768, 0)); len(got.Unmet) != 1 || len(got.Changes) > 0 {
@@ -261,7 +261,7 @@ func TestDescription(t *testing.T) {
 	got := describe([]unmet{{sysctl: size, has: 262144, cause: readOnly}, {sysctl: established, has: 432000, cause: readOnly},
 		{sysctl: sysctl{sysctlLiberal, 1, "tcpBeLiberal", "Disabled"}, cause: otherwise, err: os.ErrInvalid}})
 	want := []string{
-		"net.netfilter.nf_conntrack_max is 262144, not 131072, net.netfilter.nf_conntrack_tcp_timeout_established is 432000, not 86400 because /proc/sys is read-only for the agent: mount the node's /proc/sys/net into its container and name the directory with --sysctl-folder, as config/agent/daemonset.yaml does, or set the values on the node, or leave it by setting conntrack.maxPerCore to 0, conntrack.tcpEstablishedTimeoutSeconds to 0 in spec.settings",
+		"net.netfilter.nf_conntrack_max is 262144, not 131072, net.netfilter.nf_conntrack_tcp_timeout_established is 432000, not 86400 because /proc/sys is read-only for the agent: mount the node's /proc/sys/net into its container and name the directory with --sysctl-directory, as config/agent/daemonset.yaml does, or set the values on the node, or leave it by setting conntrack.maxPerCore to 0, conntrack.tcpEstablishedTimeoutSeconds to 0 in spec.settings",
 		"net.netfilter.nf_conntrack_tcp_be_liberal is 0, not 1 because writing it fails (invalid argument): set the values on the node, or leave it by setting conntrack.tcpBeLiberal to Disabled in spec.settings",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -28,8 +29,8 @@ type state struct {
 // programmed is what the kernel has of a Service. Either may be nil.
 type programmed struct {
 	service *dataplane.Service
-	// rejected is the newest state if the kernel rejects it or may have a newer one: it is
-	// unknown what the kernel does with flows of either.
+	// rejected is the newest state if the kernel rejects it, lacks a part of it, or may have a
+	// newer one: it is unknown what the kernel does with flows of either.
 	rejected *dataplane.Service
 	// reduced: service lacks what another Service has.
 	reduced bool
@@ -41,6 +42,7 @@ type work struct {
 	all     bool
 	changed sets.Set[dataplane.ServiceName]
 	former  sets.Set[Filter] // no longer served
+	opened  bool             // something is served that was not: clients that came earlier wait
 }
 
 func newWork() work {
@@ -78,13 +80,14 @@ func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
 	for name := range names {
 		desired, reduced := r.Services[name], result.Reduced[name]
 		_, rejected := result.Rejected[name]
+		_, unfinished := result.Unfinished[name]
 		if reduced != nil {
 			desired, rejected = reduced, false
 		}
 		if desired != nil && !slices.ContainsFunc(desired.Ports, func(p dataplane.Port) bool { return p.Protocol == s.protocol }) {
 			desired = nil
 		}
-		if _, kept := r.Preserve[name]; rejected || kept {
+		if _, kept := r.Preserve[name]; rejected || unfinished || kept {
 			s.reject(name, desired)
 		} else {
 			s.program(name, desired, reduced != nil)
@@ -112,24 +115,39 @@ func (s *state) program(name dataplane.ServiceName, desired *dataplane.Service, 
 	now := map[Filter]*dataplane.Port{}
 	eachServed(desired, s.protocol, func(at Filter, port *dataplane.Port) { now[at] = port })
 	changed := p.rejected != nil
-	before := 0
+	known := 0                  // destinations that were served before, if they are now
+	var last [2]*dataplane.Port // all destinations of a port follow each other, and are of one port now
 	eachServed(p.service, s.protocol, func(at Filter, port *dataplane.Port) {
-		before++
 		n := now[at]
 		// A TCP connection to a Service that has ended would find no other endpoint.
 		if n == nil && s.protocol == v1alpha1.ProtocolUDP {
 			s.work.addFormer(at)
 		}
-		changed = changed || n == nil || !slices.Equal(n.Serving, port.Serving)
+		if pair := [2]*dataplane.Port{n, port}; pair != last {
+			changed = changed || n == nil || mayHarm(port.Serving, n.Serving)
+			last = pair
+		}
+		if n != nil && (len(port.Serving) > 0 || len(n.Serving) == 0) {
+			known++
+		}
 	})
-	if changed || before != len(now) {
+	opened := known < len(now)
+	if changed || opened {
 		s.work.changed.Insert(name)
+		s.work.opened = s.work.opened || opened
 	}
 	if desired == nil {
 		delete(s.services, name)
 	} else {
 		s.services[name] = programmed{service: desired, reduced: reduced}
 	}
+}
+
+// mayHarm reports whether flows to a destination may be stale once other endpoints serve it. Those
+// to endpoints that stay are not.
+func mayHarm(before, after []netip.AddrPort) bool {
+	stays := endpoints{list: after}
+	return slices.ContainsFunc(before, func(e netip.AddrPort) bool { return !stays.has(e) })
 }
 
 // take returns the plan for the pending work, and that work, which is no longer pending. The
@@ -172,7 +190,7 @@ func (s *state) filters(w *work) []Filter {
 
 // putBack makes the work of a failed pass pending again.
 func (s *state) putBack(w work) {
-	s.work.all = s.work.all || w.all
+	s.work.all, s.work.opened = s.work.all || w.all, s.work.opened || w.opened
 	s.work.changed = s.work.changed.Union(w.changed)
 	for at := range w.former {
 		s.work.addFormer(at)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"k8s.io/utils/cpuset"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -29,7 +29,7 @@ type Change struct {
 type Tuned struct {
 	// Changes are the sysctls that were written.
 	Changes []Change
-	// Unmet says, human-readable, what differs from the settings, why, and what to do.
+	// Unmet reports, human-readable, what differs from the settings, why, and what to do.
 	Unmet []string
 	// Untracked: the kernel has no connection tracking, or not yet. Nothing else is known then.
 	Untracked bool
@@ -40,7 +40,7 @@ type Tuned struct {
 // System is the connection tracking of the calling thread's network namespace. The size of the
 // table and of its hash table are the same in all namespaces, and only writable in the host's.
 type System struct {
-	sysctls  string // the directory of net.netfilter
+	sysctls  dataplane.Sysctls
 	online   string // the file that lists the online CPUs
 	counters func() (Counters, error)
 }
@@ -49,7 +49,7 @@ type System struct {
 // directory. Empty: /proc/sys.
 func NewSystem(sysctls string) *System {
 	return &System{
-		sysctls: filepath.Join(cmp.Or(sysctls, "/proc/sys"), "net/netfilter"),
+		sysctls: dataplane.Sysctls(cmp.Or(sysctls, "/proc/sys")),
 		online:  "/sys/devices/system/cpu/online", counters: readCounters,
 	}
 }
@@ -98,7 +98,7 @@ func (k *System) apply(d sysctl, out *Tuned) *unmet {
 	case d.name == sysctlMax && k.crowded(has, d.value):
 		return &unmet{sysctl: d, has: has, cause: tooSmall}
 	}
-	err = os.WriteFile(filepath.Join(k.sysctls, d.name), []byte(strconv.FormatInt(d.value, 10)), 0)
+	err = k.sysctls.Write("net/netfilter/"+d.name, strconv.FormatInt(d.value, 10))
 	now, readErr := k.read(d.name)
 	if readErr != nil {
 		now = has
@@ -123,10 +123,10 @@ func (k *System) crowded(has, size int64) bool {
 
 // read returns the value of a sysctl.
 func (k *System) read(name string) (int64, error) {
-	text, err := os.ReadFile(filepath.Join(k.sysctls, name))
+	text, err := k.sysctls.Read("net/netfilter/" + name)
 	var value int64
 	if err == nil {
-		value, err = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		value, err = strconv.ParseInt(text, 10, 64)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("reading net.netfilter.%s: %w", name, err)

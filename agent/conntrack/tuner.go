@@ -16,7 +16,7 @@ import (
 const (
 	// UsageStep is by how many percentage points usage must change to cause a write of the status.
 	UsageStep = 5
-	// PressureAdvice says what a nearly full table means and what to do.
+	// PressureAdvice states what a nearly full table means and what to do.
 	PressureAdvice = "once it is full, new connections to and from this node fail, while open ones continue. Raise spec.settings.conntrack.maxPerCore or min of the NodeProxy, or find the cause of so many connections (conntrack -L on the node)"
 	// statisticsAge is how old the statistics of connection tracking in a status may be.
 	statisticsAge = 5 * time.Second
@@ -97,7 +97,7 @@ func (t *Tuner) Tune(settings *v1alpha1.ProxySettings) bool {
 	again := t.tuned == settings && !t.last.Untracked && len(t.unmet) == 0
 	for _, c := range done.Changes {
 		if again {
-			t.log.Info("Restored a setting of connection tracking that another program changed. Find out which program on this node writes sysctls, or leave the setting unmanaged in spec.settings.conntrack of the NodeProxy", "sysctl", c.Sysctl, "found", c.From, "value", c.To)
+			t.log.Info("Restored a setting of connection tracking that another program changed", "sysctl", c.Sysctl, "found", c.From, "value", c.To)
 		} else {
 			t.log.Info("Changed a setting of connection tracking", "sysctl", c.Sysctl, "former", c.From, "value", c.To)
 		}
@@ -197,7 +197,7 @@ func (t *Tuner) logPressure(f *Statistics) {
 	counts := []any{"entries", f.Entries, "max", f.Max, "drop", f.Drop, "earlyDrop", f.EarlyDrop}
 	switch {
 	case pressed && !t.pressed:
-		t.log.Info("The connection tracking table is nearly full; "+PressureAdvice, counts...)
+		t.log.Info("The connection tracking table is nearly full", counts...)
 	case !pressed && t.pressed:
 		t.log.Info("The connection tracking table is no longer nearly full", counts...)
 	}

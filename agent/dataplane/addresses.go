@@ -24,7 +24,7 @@ func HasFamily(family Family, proc, sysctl string) error {
 		return fmt.Errorf("%w: the node has no IPv6; start its kernel with the module ipv6 and without ipv6.disable=1: %w", ErrUnsupported, err)
 	}
 	const name = "net/ipv6/conf/all/disable_ipv6"
-	if value, err := os.ReadFile(filepath.Join(sysctl, name)); err == nil && strings.TrimSpace(string(value)) == "1" {
+	if value, err := Sysctls(sysctl).Read(name); err == nil && value == "1" {
 		return fmt.Errorf("%w: IPv6 is disabled on the node; set the sysctl %s to 0", ErrUnsupported, strings.ReplaceAll(name, "/", "."))
 	}
 	return nil
@@ -37,7 +37,55 @@ func InterfaceAddresses() ([]netip.Addr, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the addresses of the node's interfaces: %w", err)
 	}
-	var out []netip.Addr
+	return addressesOf(list), nil
+}
+
+// NodeAddresses returns the same without the addresses of Services that one of the modes has bound
+// to its link.
+func NodeAddresses(modes []Declaration) ([]netip.Addr, error) {
+	out, err := InterfaceAddresses()
+	if err != nil {
+		return nil, err
+	}
+	return withoutBound(out, modes, net.Interfaces)
+}
+
+// withoutBound removes the addresses of Services. Unless it is known which links there are, it returns an
+// error: NodePorts would answer on these addresses.
+func withoutBound(addresses []netip.Addr, modes []Declaration, links func() ([]net.Interface, error)) ([]netip.Addr, error) {
+	var names []string
+	for i := range modes {
+		if modes[i].BindsAddresses {
+			names = append(names, modes[i].Owns.Links...)
+		}
+	}
+	if len(names) == 0 {
+		return addresses, nil
+	}
+	all, err := links()
+	if err != nil {
+		return nil, fmt.Errorf("list the node's interfaces: %w", err)
+	}
+	bound := map[netip.Addr]int{} // another interface may have the same address
+	for i := range all {
+		if !slices.Contains(names, all[i].Name) {
+			continue
+		}
+		list, err := all[i].Addrs()
+		if err != nil {
+			return nil, fmt.Errorf("read the addresses of the device %s: %w", all[i].Name, err)
+		}
+		for _, a := range addressesOf(list) {
+			bound[a]++
+		}
+	}
+	return slices.DeleteFunc(addresses, func(a netip.Addr) bool {
+		bound[a]--
+		return bound[a] >= 0
+	}), nil
+}
+
+func addressesOf(list []net.Addr) (out []netip.Addr) {
 	for _, a := range list {
 		if n, ok := a.(*net.IPNet); ok {
 			if ip, ok := netip.AddrFromSlice(n.IP); ok {
@@ -45,7 +93,7 @@ func InterfaceAddresses() ([]netip.Addr, error) {
 			}
 		}
 	}
-	return out, nil
+	return out
 }
 
 // PodTraffic is how traffic of this node's pods is recognized. The zero value recognizes none.

@@ -1,17 +1,3 @@
-// Package dataplane is the contract between the agent, which knows the desired state of a node,
-// and the data planes that program the kernel. It knows no kernel library.
-//
-// A data plane implements Dataplane for the rules of one mode in one IP family, so that a
-// failure of one family does not stop the other. Beside other modes it is also a ModeCleaner, and
-// if it notices changes by itself, an Observer. Its Declaration describes the mode. Package
-// modes lists all modes, and package engine helps to implement Apply.
-//
-//   - dataplane.go: the interfaces and their arguments; result.go: their results
-//   - service.go, destinations.go: a Service and where clients reach it
-//   - addresses.go: the node's addresses, and on which of them NodePorts answer
-//   - declaration.go: what is the same for a mode on all nodes
-//   - fanout.go: joins the IP families
-//   - events.go: follows events of the kernel
 package dataplane
 
 import (
@@ -35,6 +21,14 @@ const (
 	IPv4 Family = "IPv4"
 	IPv6 Family = "IPv6"
 )
+
+// FamilyOf returns the family of an address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
 
 // Of reports whether a is an address of the family. An IPv4 address mapped into IPv6 is of
 // neither.
@@ -70,6 +64,9 @@ type Ruleset struct {
 	// retains its rules of them, and they remain rejected. Other rejected Services are tried
 	// again. None of them is in Dirty.
 	Rest map[ServiceName]struct{}
+	// Pause, if not nil, reports whether other changes wait, so that a data plane may leave what is
+	// left of a large Service for a later Apply: see Result.Unfinished. A full pass does not ask.
+	Pause func() bool
 	// Prune allows a full pass to remove what belongs to no Service in Services. Without it
 	// only rules of Services in Services or Dirty are replaced or removed.
 	Prune bool
@@ -91,7 +88,7 @@ const MaxExamples = 10
 // Dataplane programs one IP family of the kernel with the rules of one mode, or of several:
 // package modes joins those of all modes. Its methods are not called concurrently.
 type Dataplane interface {
-	// Supported returns nil, or an error that wraps ErrUnsupported and says what the node
+	// Supported returns nil, or an error that wraps ErrUnsupported and states what the node
 	// lacks to run the mode of r with its settings, and what to do. It is called before a
 	// full Apply.
 	Supported(ctx context.Context, r *Ruleset) error
@@ -102,6 +99,10 @@ type Dataplane interface {
 	// Verify compares the kernel to r and writes nothing. If the node has lost the family,
 	// the error wraps ErrUnsupported.
 	Verify(ctx context.Context, r *Ruleset, o VerifyOptions) (Difference, error)
+	// Relinquish is called while another proxy is active, which the agent does not write beside.
+	// If that proxy serves, it removes the rules of modes that precede others; see
+	// Declaration.PrecedesOthers. It returns which ones remain, human-readable; empty: none.
+	Relinquish(ctx context.Context, serves bool) (remain string, err error)
 	// Cleanup removes everything of ours from the kernel.
 	Cleanup(ctx context.Context, o CleanupOptions) error
 }
@@ -111,7 +112,7 @@ type ModeCleaner interface {
 	Dataplane
 	// CleanupMode removes from the kernel what serves only this mode, after another mode has been
 	// applied completely. What both modes use stays and belongs to the other. What
-	// connections depend on may stay for a while: then pending says why, human-readable, and
+	// connections depend on may stay for a while: then pending explains why, human-readable, and
 	// the call is repeated. It finds what there is in the kernel, and costs little if there
 	// is nothing.
 	CleanupMode(ctx context.Context, r *Ruleset) (pending string, err error)
@@ -135,24 +136,24 @@ type Change struct {
 	// By names the program, human-readable; empty: unknown.
 	By string
 	// Sure: something of ours is missing, unless another program had added it. Otherwise only
-	// a Verify can tell.
+	// a Verify can find out.
 	Sure bool
 }
 
 // CleanupOptions limit a Cleanup.
 type CleanupOptions struct {
-	// Exclude are ranges of spec.settings.ipvs.excludeCIDRs: virtual servers there stay. Nil:
+	// PreservedRanges are ranges of addresses whose objects an administrator manages: they stay. Nil:
 	// those of the last Ruleset.
-	Exclude []netip.Prefix
+	PreservedRanges []netip.Prefix
 }
 
-// ExcludedRanges parses spec.settings.ipvs.excludeCIDRs. The error names the field.
-func ExcludedRanges(cidrs []string) ([]netip.Prefix, error) {
+// ParsePreserved parses preserved ranges. Errors name them like the setting, excludeCIDRs.
+func ParsePreserved(cidrs []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for i, cidr := range cidrs {
 		p, err := netip.ParsePrefix(cidr)
 		if err != nil {
-			return nil, fmt.Errorf("spec.settings.ipvs.excludeCIDRs[%d]: %w", i, err)
+			return nil, fmt.Errorf("excludeCIDRs[%d]: %w", i, err)
 		}
 		out = append(out, p.Masked())
 	}
@@ -165,7 +166,7 @@ type Spotter interface {
 	// OtherProxy returns the evidence for another active proxy, human-readable; empty: none.
 	// It is called before every write and costs little. With an error it may still return
 	// what it found.
-	OtherProxy(ctx context.Context) (sign string, err error)
+	OtherProxy(ctx context.Context) (evidence string, err error)
 	// Begin is called before we write. It removes from the kernel what an active proxy would
 	// restore, and returns what other proxies have left besides, human-readable. From then
 	// on, until End, OtherProxy also reports what appears anew. After an error it has not

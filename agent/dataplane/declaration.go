@@ -16,6 +16,12 @@ type Declaration struct {
 	// Baseline: every node is expected to run the mode. It runs without a call of Supported,
 	// and a family that it cannot serve does not count for other modes. There is one.
 	Baseline bool
+	// HarmlessProbe: Supported changes nothing, so that every agent can report whether its node could
+	// run the mode.
+	HarmlessProbe bool
+	// PrecedesOthers: packets meet the mode's rules before those of another proxy, which does not take
+	// them over; Relinquish removes them.
+	PrecedesOthers bool
 	// OwnFlows: the mode translates connections itself, not in table nat.
 	OwnFlows bool
 	// BindsAddresses: addresses of Services become addresses of the node. It does not serve

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
 const (
@@ -38,19 +40,14 @@ type Subscription[E any] struct {
 // Follow calls the subscription's functions until ctx is done. A failed subscription is no
 // error: verifications find what has changed.
 func (s *Subscription[E]) Follow(ctx context.Context) {
-	pause := subscribePause
+	wait := subscribePause
 	for missed := false; ctx.Err() == nil; missed = true {
-		next := min(2*pause, maxSubscribePause)
+		next := min(2*wait, maxSubscribePause)
 		if s.once(ctx, missed) {
-			pause, next = subscribePause, subscribePause
+			wait, next = subscribePause, subscribePause
 		}
-		timer := s.Clock.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-timer.C():
-		}
-		timer.Stop()
-		pause = next
+		pause.For(ctx, s.Clock, wait)
+		wait = next
 	}
 }
 

@@ -36,7 +36,7 @@ func (s *source) subscribe(<-chan struct{}) (<-chan string, error) {
 }
 
 // TestSubscription: what fails is tried ever more seldom, and what came meanwhile is
-// told once it has succeeded.
+// reported once it has succeeded.
 func TestSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &source{start: time.Now(), fails: 8}

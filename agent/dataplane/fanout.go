@@ -59,21 +59,32 @@ func (f *Fanout) Verify(ctx context.Context, rulesets map[Family]*Ruleset, o Ver
 // Cleanup removes what is ours from the kernel, for every family that the node has. It is an
 // error if it has none.
 func (f *Fanout) Cleanup(ctx context.Context, o CleanupOptions) error {
-	var errs, absent []error
+	var errs, unsupported []error
 	for _, family := range f.Families() {
 		err := f.byFamily[family].Cleanup(ctx, o)
 		switch {
 		case err == nil:
 		case errors.Is(err, ErrUnsupported):
-			absent = append(absent, fmt.Errorf("%s: %w", family, err))
+			unsupported = append(unsupported, fmt.Errorf("%s: %w", family, err))
 		default:
 			errs = append(errs, fmt.Errorf("%s: %w", family, err))
 		}
 	}
-	if len(absent) == len(f.byFamily) {
-		errs = append(errs, absent...)
+	if len(unsupported) == len(f.byFamily) {
+		errs = append(errs, unsupported...)
 	}
 	return errors.Join(errs...)
+}
+
+// Relinquish has each family remove the rules that another proxy does not take over, if that proxy
+// serves the family. The values are what remains.
+func (f *Fanout) Relinquish(ctx context.Context, serves map[Family]bool) map[Family]Outcome[string] {
+	outcomes := map[Family]Outcome[string]{}
+	for _, family := range f.Families() {
+		remain, err := f.byFamily[family].Relinquish(ctx, serves[family])
+		outcomes[family] = Outcome[string]{Value: remain, Err: err}
+	}
+	return outcomes
 }
 
 // Follow calls changed whenever facts of the node no longer fit a family's rules, until ctx

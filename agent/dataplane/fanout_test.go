@@ -39,7 +39,7 @@ func TestFanoutKeepsFamiliesApart(t *testing.T) {
 		t.Errorf("outcomes %v", outcomes)
 	}
 	if len(v4.Services()) != 0 || len(v6.Services()) != 1 {
-		t.Errorf("kernels hold %v and %v", v4.Services(), v6.Services())
+		t.Errorf("kernels have %v and %v", v4.Services(), v6.Services())
 	}
 	err := dataplane.JoinErrors(outcomes)
 	if !errors.Is(err, locked) || err.Error() != "IPv4: locked" {
@@ -77,7 +77,7 @@ func TestFanoutWithoutTheFamily(t *testing.T) {
 	}
 }
 
-// The race detector tells whether the outcomes are written one by one.
+// The race detector reports whether the outcomes are written one by one.
 func TestFanoutWithoutDataplaneForAFamily(t *testing.T) {
 	fanout := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: dataplanetest.NewFake()})
 	for range 100 { // families come in any order

@@ -1,6 +1,10 @@
 package dataplane
 
-import "github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+import (
+	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
 
 // Result is what an Apply did.
 type Result struct {
@@ -17,6 +21,9 @@ type Result struct {
 	// Suspected are those of Rejected that may not be at fault: there was no time to try each
 	// alone.
 	Suspected map[ServiceName]struct{}
+	// Unfinished are all Services of which this call or an earlier one has left a part for a later
+	// Apply with them in Dirty: see Ruleset.Pause. Their packets meet complete former or desired rules.
+	Unfinished map[ServiceName]struct{}
 	// Warnings are failures besides the rules of Services, human-readable, with what to do.
 	// At most MaxExamples.
 	Warnings []string
@@ -55,7 +62,25 @@ const (
 	// Draining are those of RealServers that get no new connections and are deleted once
 	// theirs have ended.
 	Draining Object = "draining real servers"
+	// Elements are those of all nftables sets and maps.
+	Elements Object = "elements"
 )
+
+// ElementsOf are the elements of one nftables set or map.
+func ElementsOf(set string) Object { return Object(elementsOf + set) }
+
+const elementsOf = "elements of "
+
+// Sets returns the number of elements by nftables set or map.
+func (c Counts) Sets() map[string]int {
+	out := map[string]int{}
+	for object, n := range c {
+		if set, is := strings.CutPrefix(string(object), elementsOf); is {
+			out[set] = n
+		}
+	}
+	return out
+}
 
 // Counts count our objects in the kernel, and in an audit those that look like ours.
 type Counts map[Object]int
@@ -97,6 +122,8 @@ type Difference struct {
 	// Drifted: the kernel differs from what the last Apply left there, so another program has
 	// changed it. Otherwise the desired state has changed.
 	Drifted bool
+	// Unread: the kernel's own count of changes showed that there was nothing to read.
+	Unread bool
 	// Warnings are those that an Apply would return; see Result.
 	Warnings []string
 	Counts

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -85,18 +87,11 @@ func (s *Service) OfNode(a netip.Addr) bool {
 
 // OfOthers returns those of the Service's addresses that belong to other Nodes, given this
 // node's own. Mode IPVS does not serve them.
-func (s *Service) OfOthers(own []netip.Addr) map[netip.Addr]struct{} {
+func (s *Service) OfOthers(own []netip.Addr) sets.Set[netip.Addr] {
 	if len(s.NodeAddresses) == 0 {
 		return nil
 	}
-	out := make(map[netip.Addr]struct{}, len(s.NodeAddresses))
-	for _, a := range s.NodeAddresses {
-		out[a] = struct{}{}
-	}
-	for _, a := range own {
-		delete(out, a)
-	}
-	return out
+	return sets.New(s.NodeAddresses...).Delete(own...)
 }
 
 // Port is one port of a Service with the endpoints selected for this node. Lists are sorted by
@@ -115,8 +110,8 @@ type Port struct {
 	// Available: an endpoint on any node is ready or terminating. It distinguishes "no
 	// endpoint" (reject) from "no local endpoint" (drop).
 	Available bool
-	// Members are this node's endpoints in any state.
-	Members []netip.AddrPort
+	// LocalEndpoints are this node's endpoints in any state.
+	LocalEndpoints []netip.AddrPort
 	// Serving are all endpoints on any node that receive traffic, ready and terminating ones,
 	// regardless of policies and hints: tracked flows to them are preserved. Empty for SCTP.
 	// For TCP they are those of the last change of the other lists.

@@ -39,7 +39,7 @@ func accept(object *v1alpha1.NodeProxyRules, f Formats) *Rejection {
 // Formats are the versions of rendered objects that an agent understands, in order.
 type Formats []int32
 
-// formatsOf sorts versions; none stands for those of this release.
+// formatsOf sorts versions; none means those of this release.
 func formatsOf(versions []int32) Formats {
 	if len(versions) == 0 {
 		return v1alpha1.FormatVersions()

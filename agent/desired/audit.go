@@ -86,7 +86,9 @@ func (s *Store) PrepareAudit(now time.Time) (Batch, bool) {
 	}
 	s.combineDirty()
 	b := s.takeBatch()
-	b.applied.Mode = s.auditedMode()
+	if !s.mode.known(s.own.settings) {
+		b.applied.Mode = *s.own.settings.Mode
+	}
 	for family, f := range s.families {
 		f.audit.change(f.dirty, now)
 		b.Rulesets[family] = s.ruleset(family, f)
@@ -124,7 +126,7 @@ func (f *familyState) compared(found dataplane.Difference, now time.Time) bool {
 	f.lastUpdated, f.rejected = now, nil
 	f.written()
 	f.warnings, f.notes = slices.Clone(found.Warnings), nil
-	f.count(found.Counts, now)
+	f.count(found.Counts, now, found.Unread)
 	lasting, others := f.audit.lasting(found.Findings, now)
 	f.difference = &dataplane.Difference{Count: len(lasting)}
 	texts := make([]string, 0, len(lasting))

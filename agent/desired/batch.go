@@ -31,14 +31,18 @@ type Batch struct {
 }
 
 // PrepareWrite is takeBatch, unless enforcement is Audit or rules are to be removed: then
-// nothing is to be written, and what is dirty stays so.
-func (s *Store) PrepareWrite() (Batch, bool) {
+// nothing is to be written, and what is dirty stays so. For pause see dataplane.Ruleset.
+func (s *Store) PrepareWrite(pause func() bool) (Batch, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.own.audit() || s.removal.Requested {
 		return Batch{}, false
 	}
-	return s.takeBatch(), true
+	b := s.takeBatch()
+	for _, r := range b.Rulesets {
+		r.Pause = pause
+	}
+	return b, true
 }
 
 // takeBatch returns the rulesets of the families that need an Apply, as they were last
@@ -53,19 +57,17 @@ func (s *Store) takeBatch() Batch {
 	b.applied = applied
 	b.applied.Mode = s.mode.Mode
 	for family, f := range s.families {
-		f.applyingSince = f.oldest()
+		since := f.oldest()
+		f.applyingSince = time.Time{}
 		if !came {
 			f.pendingSince = time.Time{}
 		}
-		switch {
-		case f.omitted():
-			f.applyingSince = time.Time{}
+		if f.omitted() {
 			clear(f.dirty) // once it is available, the kernel is read
-		case f.due(now):
+		} else if f.due(now) {
+			f.applyingSince = since
 			b.Rulesets[family] = s.ruleset(family, f)
 			f.taken()
-		default:
-			f.applyingSince = time.Time{}
 		}
 	}
 	return b
@@ -82,52 +84,18 @@ func (s *Store) newest() Applied {
 
 // combineDirty updates the desired state of the families. The caller holds mu.
 func (s *Store) combineDirty() {
+	node := combine.Node{Name: s.nodeName, Zone: s.own.current.Spec.Node.Zone}
 	for name, force := range s.ledger.dirty {
-		s.recombine(name, force)
+		e := s.catalog.services[name]
+		var problems []string
+		for family, f := range s.families {
+			svc, found := s.catalog.combine(e, family, node, s.own.localEndpoints[name])
+			problems = append(problems, found...)
+			f.set(name, svc, force)
+		}
+		s.catalog.reportProblems(e, problems)
 	}
 	s.ledger.combined()
-}
-
-// recombine updates a Service of every family. The caller holds mu.
-func (s *Store) recombine(name dataplane.ServiceName, force bool) {
-	e := s.catalog.services[name]
-	var problems []string
-	for family, f := range s.families {
-		var svc *dataplane.Service
-		if e != nil && e.rules != nil {
-			var found []string
-			svc, found = combine.Service(s.input(e, family))
-			problems = append(problems, found...)
-		}
-		former := f.services[name]
-		if combine.Equal(former, svc) && !force {
-			continue
-		}
-		f.tally(name, former, svc)
-		if svc == nil {
-			delete(f.services, name)
-		} else {
-			f.services[name] = svc
-		}
-		f.dirty[name] = struct{}{}
-	}
-	s.reportProblems(e, problems)
-}
-
-func (s *Store) input(e *entry, family dataplane.Family) combine.Input {
-	in := combine.Input{
-		Name:   e.name,
-		Rules:  &e.rules.Spec,
-		Node:   combine.Node{Name: s.nodeName, Zone: s.own.current.Spec.Node.Zone},
-		Family: family,
-		Lost:   func(c combine.Claim) bool { return s.catalog.claims.Lost(e, c) },
-
-		Precedence: e.precedence(),
-	}
-	if m := s.own.localEndpoints[e.name]; m != nil {
-		in.LocalEndpoints = m.Ports
-	}
-	return in
 }
 
 // ruleset is everything that a family should have. The caller holds mu.
@@ -135,6 +103,11 @@ func (s *Store) ruleset(family dataplane.Family, f *familyState) *dataplane.Rule
 	var rest map[dataplane.ServiceName]struct{}
 	if !f.tryAll {
 		rest = f.rejected.resting(f.dirty, s.clock.Now())
+		for name := range s.ledger.deferred { // the rest of one is written in its turn
+			if _, rejected := f.rejected[name]; rejected {
+				rest[name] = struct{}{}
+			}
+		}
 	}
 	return &dataplane.Ruleset{
 		Mode:     s.mode.Mode,
@@ -144,8 +117,8 @@ func (s *Store) ruleset(family dataplane.Family, f *familyState) *dataplane.Rule
 		Full:     f.full,
 		Recheck:  f.recheck,
 		Rest:     rest,
-		Preserve: s.restored.keep(),
-		Prune:    s.mayPrune(),
+		Preserve: s.catalog.preserved(),
+		Prune:    s.catalog.mayPrune(),
 	}
 }
 
@@ -169,6 +142,7 @@ func (s *Store) Commit(b Batch, outcomes map[dataplane.Family]dataplane.Outcome[
 			}
 		default:
 			f.succeed(&outcome.Value, b.Rulesets[family], now)
+			s.ledger.leave(outcome.Value.Unfinished)
 			if report != nil && outcome.Value.Kind == v1alpha1.SyncFull {
 				f.fullEnd, f.fullTook = now, time.Duration(report.DurationMilliseconds)*time.Millisecond
 			}
@@ -176,7 +150,7 @@ func (s *Store) Commit(b Batch, outcomes map[dataplane.Family]dataplane.Outcome[
 	}
 	failed := false
 	for family := range outcomes {
-		if s.optional(family) {
+		if s.families.optional(family) {
 			s.families[family].applyingSince = time.Time{}
 		} else if outcomes[family].Err != nil {
 			failed = true
@@ -188,6 +162,7 @@ func (s *Store) Commit(b Batch, outcomes map[dataplane.Family]dataplane.Outcome[
 	if !failed {
 		s.actual.ran = b.applied.Mode
 	}
+	b.applied = s.ledger.reached(b.applied)
 	return s.noteApplied(b, failed)
 }
 
@@ -198,23 +173,12 @@ func (s *Store) noteApplied(b Batch, failed bool) (first bool) {
 		b.applied.LastSync = s.actual.applied.LastSync
 		s.actual.applied = b.applied
 	}
-	if b.shown && s.own.rejection == nil && s.inOrder() {
+	if b.shown && s.own.rejection == nil && s.families.inOrder() {
 		s.actual.served = true
 	}
-	first = !s.actual.complete && s.allSettled()
+	first = !s.actual.complete && s.families.allSettled()
 	s.actual.complete = s.actual.complete || first
 	return first
-}
-
-// inOrder reports whether no family that is needed has failed, or was not tried. The caller
-// holds mu.
-func (s *Store) inOrder() bool {
-	for family, f := range s.families {
-		if !s.settled(family) || f.err != nil && !s.optional(family) {
-			return false
-		}
-	}
-	return true
 }
 
 // ProgrammedChanges returns what the last commit has brought to the kernel.
@@ -225,7 +189,7 @@ func (s *Store) ProgrammedChanges() map[dataplane.Family]ProgrammedChanges {
 	now, failed := s.clock.Now(), false
 	for family, f := range s.families {
 		if f.err != nil {
-			failed = failed || !s.optional(family)
+			failed = failed || !s.families.optional(family)
 			continue
 		}
 		if !f.done {

@@ -27,34 +27,11 @@ func (r Restored) Active() bool { return r.Services || r.Rules }
 // the API answers.
 func (r Restored) stale() bool { return r.Active() && r.Rebooted }
 
-// restoration is what replaces what the API has not shown since the start.
-type restoration struct {
-	Restored
-	// older are the Services that the API has not shown, whose rules in the kernel may be
-	// newer than those of the checkpoint.
-	older map[dataplane.ServiceName]struct{}
-	// diskWarning is why no checkpoint can be written.
-	diskWarning string
-}
-
-func newRestoration() restoration {
-	return restoration{older: map[dataplane.ServiceName]struct{}{}}
-}
-
-// keep returns the Services that may be newer in the kernel; nil: none. It is a copy, as older
-// changes while the data planes read.
-func (r *restoration) keep() map[dataplane.ServiceName]struct{} {
-	if len(r.older) == 0 {
-		return nil
-	}
-	return maps.Clone(r.older)
-}
-
 // WarnOfDisk sets what the status reports of the disk; empty: nothing.
 func (s *Store) WarnOfDisk(problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.restored.diskWarning = problem
+	s.diskWarning = problem
 }
 
 // Restore takes what the API has not shown yet from a checkpoint. It reports whether there was
@@ -70,10 +47,10 @@ func (s *Store) Restore(g *checkpoint.Restorable) (bool, error) {
 			return false, errors.New("its NodeProxyRules cannot be used: " + r.Message)
 		}
 	}
-	s.restored.Restored = Restored{Rebooted: g.Rebooted, Written: g.Written, Why: g.Why}
-	if !s.inventory.listed {
+	s.restored = Restored{Rebooted: g.Rebooted, Written: g.Written, Why: g.Why}
+	if !s.catalog.inventory.listed {
 		s.restored.Services = true
-		s.restoreServices(g)
+		s.catalog.restore(g)
 	}
 	if s.own.current == nil {
 		s.restored.Rules = true
@@ -96,40 +73,40 @@ func (s *Store) lacking() bool {
 	if s.own.rejection != nil || s.removal.Requested {
 		return false
 	}
-	return s.own.current == nil || !s.inventory.listed && !s.restored.Services
+	return s.own.current == nil || !s.catalog.inventory.listed && !s.restored.Services
 }
 
-// restoreServices takes the Services of a checkpoint as if they were listed. A later list
-// retains those that it lacks. The caller holds mu.
-func (s *Store) restoreServices(g *checkpoint.Restorable) {
+// restore takes the Services of a checkpoint as if they were listed. A later list retains those
+// that it lacks.
+func (c *catalog) restore(g *checkpoint.Restorable) {
 	for _, object := range g.Services {
 		name, ok := combine.ServiceOf(object.Name)
-		if !ok || s.catalog.services[name] != nil || !s.Formats.know(object.Spec.FormatVersion) {
+		if !ok || c.services[name] != nil || !c.formats.know(object.Spec.FormatVersion) {
 			continue
 		}
-		s.take(object, claimChange{})
-		if s.catalog.services[name] != nil && !g.Rebooted {
-			s.restored.older[name] = struct{}{}
+		c.take(object, claimChange{})
+		if c.services[name] != nil && !g.Rebooted {
+			c.older[name] = struct{}{}
 		}
 	}
 }
 
 // shown notes that the API has shown a Service, or that it has ended: its rules in the kernel
-// may have been preserved, and are compared with the desired ones now. The caller holds mu.
-func (s *Store) shown(name dataplane.ServiceName) {
-	if _, older := s.restored.older[name]; older {
-		delete(s.restored.older, name)
-		s.ledger.markFull()
+// may have been preserved, and are compared with the desired ones now.
+func (c *catalog) shown(name dataplane.ServiceName) {
+	if _, older := c.older[name]; older {
+		delete(c.older, name)
+		c.ledger.markFull()
 	}
 }
 
-// listArrived ends the use of Services of the checkpoint, except for those that are retained.
-// The caller holds mu.
-func (s *Store) listArrived() {
-	if s.restored.Services {
-		s.restored.Services = false
-		s.ledger.markFull() // flows were not compared with anything
+// preserved returns the Services that may be newer in the kernel; nil: none. It is a copy, as older
+// changes while the data planes read.
+func (c *catalog) preserved() map[dataplane.ServiceName]struct{} {
+	if len(c.older) == 0 {
+		return nil
 	}
+	return maps.Clone(c.older)
 }
 
 // CompleteSet returns the complete state, for the checkpoint; nil while the API has not shown
@@ -138,7 +115,7 @@ func (s *Store) CompleteSet() *checkpoint.Set {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	current := s.own.current
-	if !s.inventory.listed || current == nil || s.whyNot() != nil || s.removal.Requested || s.restored.Active() {
+	if !s.catalog.inventory.listed || current == nil || s.own.rejection != nil || s.mode.Rejection != nil || s.removal.Requested || s.restored.Active() {
 		return nil
 	}
 	set := &checkpoint.Set{
@@ -158,14 +135,14 @@ func (s *Store) CompleteSet() *checkpoint.Set {
 func (s *Store) InUse() Restored {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.restored.Restored
+	return s.restored
 }
 
 // lackedBy returns the checkpoint if a first list does not have the same names, so that what
 // it lacks is retained; nil: there is none.
 func (s *Store) lackedBy(list []*v1alpha1.ServiceProxyRules) *checkpoint.Restorable {
 	s.mu.Lock()
-	first := !s.inventory.listed && !s.restored.Services && !s.removal.Requested
+	first := !s.catalog.inventory.listed && !s.restored.Services && !s.removal.Requested
 	s.mu.Unlock()
 	if !first || s.former == nil {
 		return nil

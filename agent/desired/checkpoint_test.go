@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/checkpoint"
@@ -127,8 +128,8 @@ func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
 		r.mustRestore(r.Checkpoint(false))
 		r.expectSync("full a")
 		r.expectKernel("a")
-		if len(r.restored.older) > 0 || !r.Snapshot().Restored.Rules || !r.Health().Eligible {
-			t.Errorf("old %v, restored %+v", r.restored.older, r.restored)
+		if len(r.catalog.older) > 0 || !r.Snapshot().Restored.Rules || !r.Health().Eligible {
+			t.Errorf("old %v, restored %+v", r.catalog.older, r.restored)
 		}
 		r.SetService(r.Service("b", 2)) // Services go on
 		r.expectSync("partial b")
@@ -200,6 +201,31 @@ func TestFirstListRetainsWhatItLacks(t *testing.T) {
 	}
 	r.setInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 	r.expectSync("full, pruning")
+}
+
+// TestRemovalEndsWithRestoredRules: they are outdated, and the agent waits for new ones.
+func TestRemovalEndsWithRestoredRules(t *testing.T) {
+	r := newRig(t)
+	r.mustRestore(r.Checkpoint(false))
+	r.MissRules()
+	policy := v1alpha1.RemovalCleanup
+	gone := &v1alpha1.NodeProxy{Spec: v1alpha1.NodeProxySpec{RemovalPolicy: &policy}}
+	gone.DeletionTimestamp = &metav1.Time{Time: agenttest.Epoch}
+	r.SetProxy(gone)
+	r.ClearRemoval("", true)
+	r.Removed(nil, RemovedMessage)
+	r.SetProxy(&v1alpha1.NodeProxy{})
+	if s := r.Snapshot(); r.Health().Eligible || r.Ready() || s.Restored.Rules || s.Removal.Requested {
+		t.Errorf("eligible %t, ready %t, restored %+v, removal %+v", r.Health().Eligible, r.Ready(), s.Restored, s.Removal)
+	}
+	r.SetRules(r.Node())
+	if s := r.Snapshot(); r.Ready() || s.Services != 0 || s.Restored.Services {
+		t.Errorf("with new rules and without a list: ready %t, %d Services, restored %+v", r.Ready(), s.Services, s.Restored)
+	}
+	r.SetServices(nil)
+	if !r.Health().Eligible || !r.Ready() {
+		t.Error("not ready with new rules and a list")
+	}
 }
 
 func TestGoodSet(t *testing.T) {

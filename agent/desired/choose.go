@@ -34,56 +34,66 @@ func (s *Store) Choose(all bool) syncer.Load {
 	for _, f := range s.families {
 		f.isolated = false
 	}
+	l := s.ledger
+	l.taken, l.left = map[dataplane.ServiceName]deferral{}, false
 	if s.own.current == nil {
 		return syncer.Load{} // nothing can be combined yet
 	}
-	l := s.ledger
-	former := l.deferred
+	waited := l.deferred
 	l.deferred = map[dataplane.ServiceName]deferral{}
-	for name, change := range former {
+	for name, change := range waited {
 		l.dirty[name] = l.dirty[name] || change.force
 	}
 	var load syncer.Load
-	if s.actual.complete && !s.anyFull() && !s.own.audit() && !s.removal.Requested { // else the whole kernel is read anyway
-		load = s.deferCostly(all, former)
+	if s.actual.complete && !s.families.anyFull() && !s.own.audit() && !s.removal.Requested { // else the whole kernel is read anyway
+		c := choice{ledger: l, waited: waited, catalog: s.catalog, families: s.families}
+		load = c.deferCostly(all)
 	}
 	l.chosen = s.newest()
 	s.combineDirty()
 	return load
 }
 
-// Isolated reports whether the last sync has found out which Services the kernel rejects. That
-// is as costly as to write them.
-func (s *Store) Isolated() bool {
+// LastLoad is what the last sync has proved to be: costly if it has found out which Services the
+// kernel rejects, which is as costly as to write them; left if a part is.
+func (s *Store) LastLoad() syncer.Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, f := range s.families {
-		if f.isolated {
-			return true
-		}
+	return syncer.Load{
+		Costly: some(maps.Values(s.families), func(f *familyState) bool { return f.isolated }), Left: s.ledger.left,
 	}
-	return false
 }
 
-// deferCostly defers costly changes, some of which were deferred before. The caller holds mu.
-func (s *Store) deferCostly(all bool, former map[dataplane.ServiceName]deferral) syncer.Load {
-	costly := s.costly()
-	if len(costly) == 0 {
+// choice decides for one sync which of the dirty Services are deferred. It lives during Choose only,
+// under the store's lock.
+type choice struct {
+	ledger   *ledger
+	waited   map[dataplane.ServiceName]deferral // deferred so far
+	catalog  *catalog
+	families families
+	// costly are those to be deferred; partners are to be written together.
+	costly   map[dataplane.ServiceName]struct{}
+	partners map[dataplane.ServiceName][]dataplane.ServiceName
+}
+
+// deferCostly defers costly changes, some of which were deferred before.
+func (c *choice) deferCostly(all bool) syncer.Load {
+	l := c.ledger
+	c.findCostly()
+	if len(c.costly) == 0 {
 		return syncer.Load{}
 	}
-	partners := s.join(costly)
-	l := s.ledger
-	now := s.clock.Now()
-	for name := range costly {
-		change, waited := former[name]
+	c.join()
+	for name := range c.costly {
+		change, waited := c.waited[name]
 		if !waited {
-			change = deferral{since: now, before: l.chosen}
+			change = deferral{since: l.clock.Now(), before: l.chosen}
 		}
 		change.force = l.dirty[name]
 		l.deferred[name] = change
 	}
 	if all {
-		s.takeTurns(partners)
+		c.takeTurns()
 	}
 	for name := range l.deferred {
 		delete(l.dirty, name)
@@ -92,9 +102,9 @@ func (s *Store) deferCostly(all bool, former map[dataplane.ServiceName]deferral)
 }
 
 // takeTurns takes as much of the deferred changes as one sync writes: from each namespace in
-// turn, what has waited longest. The caller holds mu.
-func (s *Store) takeTurns(partners map[dataplane.ServiceName][]dataplane.ServiceName) {
-	l := s.ledger
+// turn, what has waited longest.
+func (c *choice) takeTurns() {
+	l := c.ledger
 	order := slices.SortedFunc(maps.Keys(l.deferred), func(a, b dataplane.ServiceName) int {
 		return cmp.Or(l.deferred[a].since.Compare(l.deferred[b].since), a.Compare(b))
 	})
@@ -110,7 +120,7 @@ func (s *Store) takeTurns(partners map[dataplane.ServiceName][]dataplane.Service
 		if _, waits := l.deferred[order[0]]; !waits {
 			continue
 		}
-		group, size := s.groupOf(order[0], partners)
+		group, size := c.groupOf(order[0])
 		if pairs > 0 && pairs+size > costlyAtOnce {
 			break
 		}
@@ -118,115 +128,122 @@ func (s *Store) takeTurns(partners map[dataplane.ServiceName][]dataplane.Service
 		l.turn++
 		l.turns[order[0].Namespace] = l.turn
 		for name := range group {
+			l.taken[name] = c.writing(name)
 			delete(l.deferred, name)
 		}
 	}
 	maps.DeleteFunc(l.turns, func(namespace string, _ int) bool { return count[namespace] == 0 })
 }
 
+// writing returns a deferred change as it is about to be written.
+func (c *choice) writing(name dataplane.ServiceName) deferral {
+	change := c.ledger.deferred[name]
+	if change.programmed == nil { // no part of it is written
+		change.programmed = map[dataplane.Family]*dataplane.Service{}
+		for family, f := range c.families {
+			change.programmed[family] = f.services[name]
+		}
+	}
+	return change
+}
+
+// programmed returns what the kernel may have of a Service in a family, each of which may be nil.
+func (c *choice) programmed(name dataplane.ServiceName, family dataplane.Family) []*dataplane.Service {
+	return []*dataplane.Service{c.families[family].services[name], c.waited[name].programmed[family]}
+}
+
 // groupOf returns a deferred Service with those that are to be written in the same sync, and
 // the size of all of them. That is limited: if a user moves claims between more Services, some
-// have no address, or two the same one, for a moment. The caller holds mu.
-func (s *Store) groupOf(first dataplane.ServiceName, partners map[dataplane.ServiceName][]dataplane.ServiceName) (map[dataplane.ServiceName]struct{}, int) {
+// have no address, or two the same one, for a moment.
+func (c *choice) groupOf(first dataplane.ServiceName) (map[dataplane.ServiceName]struct{}, int) {
 	group, size := map[dataplane.ServiceName]struct{}{}, 0
 	for queue := []dataplane.ServiceName{first}; len(queue) > 0 && size <= groupAtMost; queue = queue[1:] {
 		name := queue[0]
 		_, again := group[name]
-		if _, waits := s.ledger.deferred[name]; again || !waits {
+		if _, waits := c.ledger.deferred[name]; again || !waits {
 			continue
 		}
 		group[name] = struct{}{}
-		size += s.pairs(name)
-		queue = append(queue, partners[name]...)
+		size += c.pairs(name)
+		queue = append(queue, c.partners[name]...)
 	}
 	return group, size
 }
 
-// anyFull reports whether the next Apply compares everything in some family that the node
-// serves. The caller holds mu.
-func (s *Store) anyFull() bool {
-	for family, f := range s.families {
-		if f.full && !f.omitted() && !s.optional(family) {
-			return true
-		}
-	}
-	return false
-}
-
-// costly are the dirty Services of the namespaces with the largest changes, and of those with a
-// Service that the kernel rejects: it may reject others. The caller holds mu.
-func (s *Store) costly() map[dataplane.ServiceName]struct{} {
+// findCostly finds the dirty Services of the namespaces with the largest changes, and of those with
+// a Service that the kernel rejects: it may reject others.
+func (c *choice) findCostly() {
 	pairs := map[string]int{} // by namespace
-	for name := range s.ledger.dirty {
-		pairs[name.Namespace] += s.pairs(name)
+	for name := range c.ledger.dirty {
+		pairs[name.Namespace] += c.pairs(name)
 	}
 	small, sum := map[string]bool{}, 0
 	for _, namespace := range slices.SortedFunc(maps.Keys(pairs), func(a, b string) int { return pairs[a] - pairs[b] }) {
 		sum += pairs[namespace]
 		small[namespace] = pairs[namespace] <= smallOfNamespace && sum <= smallInAll
 	}
-	for _, f := range s.families {
+	for _, f := range c.families {
 		for name, r := range f.rejected {
 			if !r.reduced {
 				small[name.Namespace] = false
 			}
 		}
 	}
-	costly := map[dataplane.ServiceName]struct{}{}
-	for name := range s.ledger.dirty {
+	c.costly = map[dataplane.ServiceName]struct{}{}
+	for name := range c.ledger.dirty {
 		if !small[name.Namespace] {
-			costly[name] = struct{}{}
+			c.costly[name] = struct{}{}
 		}
 	}
-	return costly
 }
 
 // join adds to costly the small Services that must not be written before one of it: those that
 // a claim has moved to or from, and those that claim what it is still programmed with. It
-// returns which Services are to be written together. The caller holds mu.
-func (s *Store) join(costly map[dataplane.ServiceName]struct{}) map[dataplane.ServiceName][]dataplane.ServiceName {
-	claimed, addresses := s.claimedBySmall(costly)
-	partners := map[dataplane.ServiceName][]dataplane.ServiceName{}
-	queue := slices.Collect(maps.Keys(costly))
+// notes which Services are to be written together.
+func (c *choice) join() {
+	claimed, addresses := c.claimedBySmall()
+	c.partners = map[dataplane.ServiceName][]dataplane.ServiceName{}
+	queue := slices.Collect(maps.Keys(c.costly))
 	together := func(a, b dataplane.ServiceName) {
-		partners[a], partners[b] = append(partners[a], b), append(partners[b], a)
-		if _, is := costly[b]; !is {
-			costly[b] = struct{}{}
+		c.partners[a], c.partners[b] = append(c.partners[a], b), append(c.partners[b], a)
+		if _, is := c.costly[b]; !is {
+			c.costly[b] = struct{}{}
 			queue = append(queue, b)
 		}
 	}
 	for ; len(queue) > 0; queue = queue[1:] {
 		name := queue[0]
-		for other := range s.ledger.moved[name] {
-			if _, dirty := s.ledger.dirty[other]; dirty {
+		for other := range c.ledger.moved[name] {
+			if _, dirty := c.ledger.dirty[other]; dirty {
 				together(name, other)
 			}
 		}
-		for family, f := range s.families {
-			for claim := range combine.Served(f.services[name], family, addresses) {
-				for _, other := range claimed[claim] {
-					if other != name {
-						together(name, other)
+		for family := range c.families {
+			for _, svc := range c.programmed(name, family) {
+				for claim := range combine.Served(svc, family, addresses) {
+					for _, other := range claimed[claim] {
+						if other != name {
+							together(name, other)
+						}
 					}
+					delete(claimed, claim)
 				}
-				delete(claimed, claim)
 			}
 		}
 	}
-	return partners
 }
 
 // claimedBySmall lists the dirty Services that are not costly by what they claim, and the
-// addresses of these claims. The caller holds mu.
-func (s *Store) claimedBySmall(costly map[dataplane.ServiceName]struct{}) (map[combine.Claim][]dataplane.ServiceName, map[netip.Addr]struct{}) {
+// addresses of these claims.
+func (c *choice) claimedBySmall() (map[combine.Claim][]dataplane.ServiceName, map[netip.Addr]struct{}) {
 	claimed, addresses := map[combine.Claim][]dataplane.ServiceName{}, map[netip.Addr]struct{}{}
-	for name := range s.ledger.dirty {
-		e := s.catalog.services[name]
-		if _, is := costly[name]; is || e == nil || e.rules == nil {
+	for name := range c.ledger.dirty {
+		e := c.catalog.services[name]
+		if _, is := c.costly[name]; is || e == nil || e.rules == nil {
 			continue
 		}
 		for _, asked := range combine.Claims(&e.rules.Spec) {
-			if !s.catalog.claims.Lost(e, asked.Claim) {
+			if !c.catalog.claims.Lost(e, asked.Claim) {
 				claimed[asked.Claim] = append(claimed[asked.Claim], name)
 				addresses[asked.Address] = struct{}{}
 			}
@@ -235,23 +252,32 @@ func (s *Store) claimedBySmall(costly map[dataplane.ServiceName]struct{}) (map[c
 	return claimed, addresses
 }
 
-// pairs is the size of a change: that of the Service as it is programmed or as it will be,
-// whichever is larger. The caller holds mu.
-func (s *Store) pairs(name dataplane.ServiceName) int {
+// pairs is the size of a change: that of the Service as it is programmed, also in part, or as it
+// will be, whichever is larger.
+func (c *choice) pairs(name dataplane.ServiceName) int {
 	desired, programmed := 1, 0
-	if e := s.catalog.services[name]; e != nil && e.rules != nil {
+	if e := c.catalog.services[name]; e != nil && e.rules != nil {
 		size := v1alpha1.SizeOf(&e.rules.Spec)
 		desired += size.Ports + size.Combinations()
 	}
-	for _, f := range s.families {
-		svc := f.services[name]
-		if svc == nil {
-			continue
+	for family := range c.families {
+		size := 0
+		for _, svc := range c.programmed(name, family) {
+			size = max(size, pairsOf(svc))
 		}
-		programmed += len(svc.Ports) * (1 + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs) + len(svc.SourceRanges)*(1+len(svc.LoadBalancerIPs)))
-		for i := range svc.Ports {
-			programmed += len(svc.Ports[i].Cluster) + len(svc.Ports[i].Local)
-		}
+		programmed += size
 	}
 	return max(desired, programmed)
+}
+
+// pairsOf is the size of a Service as it is programmed; a nil one has ended.
+func pairsOf(svc *dataplane.Service) int {
+	if svc == nil {
+		return 0
+	}
+	pairs := len(svc.Ports) * (1 + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs) + len(svc.SourceRanges)*(1+len(svc.LoadBalancerIPs)))
+	for i := range svc.Ports {
+		pairs += (len(svc.Ports[i].Cluster) + len(svc.Ports[i].Local)) * (1 + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs))
+	}
+	return pairs
 }

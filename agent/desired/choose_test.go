@@ -97,7 +97,6 @@ func TestCostlyChangesTakeTurns(t *testing.T) {
 	r.SetService(r.tenant("third", "w", 20, with(6000))) // does not wait for all of theirs
 	r.expectLoad(false, left)
 	r.expectSync("nothing")
-	more := syncer.Load{Costly: true, Left: true}
 	for _, step := range []struct {
 		load    syncer.Load
 		written string
@@ -230,14 +229,14 @@ func TestRejectedServiceIsCostly(t *testing.T) {
 	r.SetService(r.tenant("other", "s", 7))
 	r.expectLoad(false, light)
 	r.expectSync("partial s")
-	if !r.Isolated() {
+	if !r.LastLoad().Costly {
 		t.Error("the sync that found it was not costly")
 	}
 	r.SetService(r.tenant("other", "s", 8))
 	r.SetService(r.Service("a", 9))
 	r.expectLoad(false, left)
 	r.expectSync("partial a")
-	if r.Isolated() {
+	if r.LastLoad().Costly {
 		t.Error("a sync that does not try it is costly")
 	}
 	r.SetService(r.tenant("other", "t", 10)) // the kernel may reject others of its owner

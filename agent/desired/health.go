@@ -1,6 +1,7 @@
 package desired
 
 import (
+	"maps"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -26,10 +27,10 @@ func (s *Store) Health() health.State {
 func (s *Store) currentHealth() health.State {
 	out := health.State{
 		Now: s.clock.Now(), Families: make(map[string]health.FamilyState, len(s.families)),
-		Eligible: s.eligible(), Withheld: s.restored.stale(),
+		Eligible: s.own.eligible(s.restored.Rules), Withheld: s.restored.stale(),
 	}
 	for family, f := range s.families {
-		if f.unsupported() && s.someDone() {
+		if f.unsupported() && s.families.someDone() {
 			continue // as with kube-proxy, the node serves the other one
 		}
 		out.Families[string(family)] = health.FamilyState{LastUpdated: f.lastUpdated, OldestPending: s.waits(f)}
@@ -37,14 +38,9 @@ func (s *Store) currentHealth() health.State {
 	return out
 }
 
-// someDone reports whether the node programs some family. The caller holds mu.
-func (s *Store) someDone() bool {
-	for _, f := range s.families {
-		if f.done {
-			return true
-		}
-	}
-	return false
+// someDone reports whether the node programs some family.
+func (all families) someDone() bool {
+	return some(maps.Values(all), func(f *familyState) bool { return f.done })
 }
 
 // waits returns when the oldest change came that the kernel lacks and that waits for us; zero:
@@ -57,35 +53,40 @@ func (s *Store) waits(f *familyState) time.Time {
 }
 
 // eligible reports whether load balancers may send new connections to the node, by what is
-// known of the Node. The caller holds mu.
-func (s *Store) eligible() bool {
-	if s.own.rules != nil {
-		return !s.own.rules.Spec.Node.Draining
+// known of the Node.
+func (o *ownObject) eligible(restored bool) bool {
+	if o.rules != nil {
+		return !o.rules.Spec.Node.Draining
 	}
-	return s.restored.Rules && !s.own.current.Spec.Node.Draining
+	return restored && !o.current.Spec.Node.Draining
 }
 
 // HealthChecks returns what a family's health checks answer after a success, and on which
 // addresses.
-func (s *Store) HealthChecks(family dataplane.Family) (map[health.ServiceKey]health.Check, dataplane.NodePorts, error) {
+func (s *Store) HealthChecks(family dataplane.Family) (map[dataplane.ServiceName]health.Check, dataplane.NodePorts, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.families[family]
-	out := make(map[health.ServiceKey]health.Check, len(f.checked))
 	if !f.done || s.own.current == nil {
-		return out, dataplane.NodePorts{}, nil
+		return map[dataplane.ServiceName]health.Check{}, dataplane.NodePorts{}, nil
 	}
-	for name, svc := range f.checked {
-		key := health.ServiceKey(name)
-		check := health.Check{Port: svc.HealthCheckNodePort, LocalEndpoints: svc.LocalReady}
-		if r, rejected := f.rejected[name]; rejected && !r.reduced {
-			// The kernel has the former rules, if any, which may lead to fewer endpoints.
-			check.LocalEndpoints = min(check.LocalEndpoints, f.answered[key].LocalEndpoints)
-		}
-		out[key] = check
-	}
-	f.answered = out
 	node := s.own.nodes[family]
 	nodePorts, err := dataplane.NodePortsOf(family, &node)
-	return out, nodePorts, err
+	return f.answer(s.ledger.deferred), nodePorts, err
+}
+
+// answer returns what the health checks answer from now on.
+func (f *familyState) answer(deferred map[dataplane.ServiceName]deferral) map[dataplane.ServiceName]health.Check {
+	out := make(map[dataplane.ServiceName]health.Check, len(f.checked))
+	for name, svc := range f.checked {
+		check := health.Check{Port: svc.HealthCheckNodePort, LocalEndpoints: svc.LocalReady}
+		r, rejected := f.rejected[name]
+		if _, waits := deferred[name]; waits || rejected && !r.reduced {
+			// The kernel has former rules, if any, which may lead to fewer endpoints.
+			check.LocalEndpoints = min(check.LocalEndpoints, f.answered[name].LocalEndpoints)
+		}
+		out[name] = check
+	}
+	f.answered = out
+	return out
 }

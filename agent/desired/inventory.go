@@ -1,6 +1,7 @@
 package desired
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -12,7 +13,7 @@ import (
 // written or delivered late still finds its set.
 const inventoryMemory = 60 * time.Second
 
-// nameSet stands for a set of object names: their number and hash.
+// nameSet identifies a set of object names: their number and hash.
 type nameSet struct {
 	count int32
 	hash  uint64
@@ -74,13 +75,16 @@ func (i *inventory) change(now time.Time, add, remove []string) uint64 {
 	return i.number
 }
 
+// doubt has list and inventory agree anew.
+func (i *inventory) doubt(now time.Time) { i.confirmed, i.unconfirmedSince = false, now }
+
 // setDesired sets the names that must exist, from NodeProxy.status.inventory. Nil: unknown.
 func (i *inventory) setDesired(status *v1alpha1.Inventory) {
 	i.desired = nil
 	if status == nil {
 		return
 	}
-	if hash, ok := parseInventoryHash(status.Hash); ok {
+	if hash, err := strconv.ParseUint(status.Hash, 16, 64); err == nil && v1alpha1.FormatInventoryHash(hash) == status.Hash {
 		i.desired = &nameSet{count: status.Services, hash: hash}
 	}
 }
@@ -110,16 +114,11 @@ func (i *inventory) forget(now time.Time) {
 	i.former = i.former[old:]
 }
 
-func parseInventoryHash(s string) (uint64, bool) {
-	sum, err := strconv.ParseUint(s, 16, 64)
-	return sum, err == nil && v1alpha1.FormatInventoryHash(sum) == s
-}
-
 // reconcile compares list and inventory after an event of either kind, and ends the retained
 // Services that the inventory does not have either. Only sets from after a Service has vanished
-// count. The caller holds mu.
-func (s *Store) reconcile(now time.Time) {
-	i := s.inventory
+// count.
+func (c *catalog) reconcile() {
+	i, now := c.inventory, c.ledger.clock.Now()
 	if !i.listed {
 		return
 	}
@@ -131,19 +130,15 @@ func (s *Store) reconcile(now time.Time) {
 		return
 	}
 	i.unconfirmedSince = time.Time{}
-	for _, e := range s.catalog.retained {
-		if e.vanishedIn <= number {
-			s.drop(e)
-		}
-	}
+	c.dropRetained(number)
 	if !i.confirmed {
 		i.confirmed = true
-		s.ledger.markFull()
+		c.ledger.markFull()
 	}
 }
 
-// mayPrune reports whether what belongs to no Service may be removed from the kernel. The
-// caller holds mu.
-func (s *Store) mayPrune() bool {
-	return s.inventory.confirmed && !s.catalog.unknownState() && len(s.restored.older) == 0
+// mayPrune reports whether what belongs to no Service may be removed from the kernel: not while some
+// Service's object was only seen in a form that this agent does not understand.
+func (c *catalog) mayPrune() bool {
+	return c.inventory.confirmed && len(c.older) == 0 && !some(maps.Values(c.invalid), func(e *entry) bool { return e.rules == nil })
 }

@@ -1,6 +1,7 @@
 package desired
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 	"time"
@@ -77,14 +78,17 @@ func TestInventoryUnderChurn(t *testing.T) {
 	}
 }
 
-func TestNewerVersion(t *testing.T) {
-	for _, tt := range []struct{ a, b, want string }{
-		{"", "1", "1"}, {"9", "10", "10"}, {"10", "9", "10"}, {"100", "100", "100"},
-		{"99999999999999999999999", "100000000000000000000000", "100000000000000000000000"},
-		{"007", "8", "8"}, {"x", "1", "1"}, {"1", "x", "1"},
+func TestCompareVersions(t *testing.T) {
+	for _, tt := range []struct {
+		a, b string
+		want int
+	}{
+		{"", "1", -1}, {"9", "10", -1}, {"10", "9", 1}, {"100", "100", 0},
+		{"99999999999999999999999", "100000000000000000000000", -1},
+		{"007", "8", -1}, {"x", "1", -1}, {"1", "x", 1},
 	} {
-		if got := newerVersion(tt.a, tt.b); got != tt.want {
-			t.Errorf("newerVersion(%q, %q) = %q, want %q", tt.a, tt.b, got, tt.want)
+		if got := cmp.Compare(CompareVersions(tt.a, tt.b), 0); got != tt.want {
+			t.Errorf("CompareVersions(%q, %q): %d, want %d", tt.a, tt.b, got, tt.want)
 		}
 	}
 }

@@ -1,6 +1,9 @@
 package desired
 
 import (
+	"cmp"
+	"fmt"
+	"maps"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -23,6 +26,10 @@ type ledger struct {
 	// come when the last batch was chosen.
 	deferred map[dataplane.ServiceName]deferral
 	chosen   Applied
+	// taken are the costly changes that the current sync writes; left: a part of some is left,
+	// which waits again.
+	taken map[dataplane.ServiceName]deferral
+	left  bool
 	// moved are the Services between which claims have moved since they were combined.
 	moved map[dataplane.ServiceName]map[dataplane.ServiceName]struct{}
 	// turns number the costly changes that namespaces had written, turn is the last number.
@@ -42,6 +49,9 @@ type deferral struct {
 	since time.Time
 	// before is what is applied while it waits, if nothing waits that came before it.
 	before Applied
+	// programmed is, by family, what the kernel had of the Service before a part of the change was
+	// written.
+	programmed map[dataplane.Family]*dataplane.Service
 }
 
 // pending is what the next Apply of a family must do.
@@ -150,12 +160,7 @@ func (l *ledger) waitAnew() {
 }
 
 // oldest is when the oldest change came that the kernel lacks; zero: none.
-func (p *pending) oldest() time.Time {
-	if p.applyingSince.IsZero() {
-		return p.pendingSince
-	}
-	return p.applyingSince
-}
+func (p *pending) oldest() time.Time { return cmp.Or(p.applyingSince, p.pendingSince) }
 
 // due reports whether an Apply is needed.
 func (p *pending) due(now time.Time) bool {
@@ -181,16 +186,41 @@ func (l *ledger) take(newest Applied) (batch Applied, came bool) {
 	} else {
 		l.chosen = batch
 	}
+	return l.reached(batch), came
+}
+
+// reached is what is applied, in the mode of a batch, once all of that is but what is deferred.
+func (l *ledger) reached(batch Applied) Applied {
 	var since time.Time
+	mode := batch.Mode
 	for _, change := range l.deferred {
 		if since.IsZero() || change.since.Before(since) {
 			since, batch = change.since, change.before
 		}
 	}
-	return batch, came
+	batch.Mode = mode
+	return batch
 }
 
-// noteChange notes a new state of a Service; a nil former or object stands for none.
+// leave notes that Services are unfinished: what is left of their changes is deferred again.
+func (l *ledger) leave(unfinished map[dataplane.ServiceName]struct{}) {
+	for name := range unfinished {
+		change, taken := l.taken[name]
+		if !taken {
+			continue // a rejected Service that has not changed: its retry is due
+		}
+		change.force = true // it is combined already
+		l.deferred[name] = change
+		l.left = true
+		l.metrics.endpoints.putBack(name, func(v, _ struct{}) struct{} { return v })
+		l.metrics.services.putBack(name, func(v, _ struct{}) struct{} { return v })
+		for _, p := range l.families {
+			p.triggers.putBack(name, joinTriggers)
+		}
+	}
+}
+
+// noteChange notes a new state of a Service; a nil former or object means none.
 func (l *ledger) noteChange(name dataplane.ServiceName, former, object *v1alpha1.ServiceProxyRules) {
 	l.metrics.note(name, former, object)
 	if object == nil {
@@ -221,20 +251,20 @@ func (l *ledger) takeMetrics() {
 	l.metrics.endpoints.take(waits, same)
 	l.metrics.services.take(waits, same)
 	for _, p := range l.families {
-		p.triggers.take(waits, func(former, list []time.Time) []time.Time {
-			list = append(former, list...)
-			return list[:min(len(list), maxTriggers)]
-		})
+		p.triggers.take(waits, joinTriggers)
 	}
 }
 
-// longDeferred reports whether a costly change has waited for longer than deferralNoted.
-func (l *ledger) longDeferred() bool {
+func joinTriggers(former, list []time.Time) []time.Time {
+	list = append(former, list...)
+	return list[:min(len(list), maxTriggers)]
+}
+
+// warnings reports that a costly change has waited for longer than deferralNoted.
+func (l *ledger) warnings() []string {
 	now := l.clock.Now()
-	for _, change := range l.deferred {
-		if now.Sub(change.since) > deferralNoted {
-			return true
-		}
+	if !some(maps.Values(l.deferred), func(change deferral) bool { return now.Sub(change.since) > deferralNoted }) {
+		return nil
 	}
-	return false
+	return []string{fmt.Sprintf("changes of large Services have waited for their turn for more than %s", deferralNoted)}
 }

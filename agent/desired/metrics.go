@@ -31,6 +31,14 @@ func (s *stages[V]) take(waits func(dataplane.ServiceName) bool, join func(forme
 	s.waiting = left
 }
 
+// putBack has a change wait again that is being applied.
+func (s *stages[V]) putBack(name dataplane.ServiceName, join func(former, v V) V) {
+	if v, applying := s.applying[name]; applying {
+		s.waiting[name] = join(v, s.waiting[name])
+		delete(s.applying, name)
+	}
+}
+
 // done ends what is being applied.
 func (s *stages[V]) done() { s.applying = map[dataplane.ServiceName]V{} }
 
@@ -69,7 +77,7 @@ func (l *changeLog) endpoint(name dataplane.ServiceName) {
 	l.endpoints.waiting[name] = struct{}{}
 }
 
-// note notes a new state of a Service; a nil former or object stands for none.
+// note notes a new state of a Service; a nil former or object means none.
 func (l *changeLog) note(name dataplane.ServiceName, former, object *v1alpha1.ServiceProxyRules) {
 	if former == nil || object == nil || !sameButEndpoints(&former.Spec, &object.Spec) {
 		l.serviceN++

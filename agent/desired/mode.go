@@ -1,6 +1,7 @@
 package desired
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -42,15 +43,13 @@ type ModeChoice struct {
 type ModeQuestion struct {
 	Settings *Settings
 	Desired  v1alpha1.ProxyMode
-	// Stays: the mode that ran continues for now, so nothing is probed.
-	Stays bool
 	// needed is whether a Service needs each family.
 	needed [2]bool
 	Nodes  map[dataplane.Family]dataplane.Node
 }
 
-// families are those of a ModeQuestion, in the order of needed.
-var families = [2]dataplane.Family{dataplane.IPv4, dataplane.IPv6}
+// inOrder are the families of a ModeQuestion, in the order of needed.
+var inOrder = [2]dataplane.Family{dataplane.IPv4, dataplane.IPv6}
 
 // Verdict is what the node can run of a mode.
 type Verdict struct {
@@ -70,7 +69,7 @@ func (q *ModeQuestion) Judge(mode, baseline map[dataplane.Family]error) Verdict 
 	texts := map[string][]string{} // families by what they lack
 	var unknown []error
 	able := false
-	for i, family := range families {
+	for i, family := range inOrder {
 		_, probed := q.Nodes[family]
 		err := mode[family]
 		switch {
@@ -118,34 +117,48 @@ func (q *ModeQuestion) choose(former ModeChoice, v Verdict) ModeChoice {
 	return made
 }
 
-// ModeQuestion returns what has to be probed; nil: nothing, the choice stands.
-func (s *Store) ModeQuestion() *ModeQuestion {
+// OpenQuestion returns what a choice has to be made for; nil: the choice is still valid.
+func (s *Store) OpenQuestion() *ModeQuestion {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	q := s.question()
+	q := newModeQuestion(&s.own, s.families)
 	if s.mode.settings == q.Settings && s.mode.needed == q.needed {
 		return nil
 	}
-	ran, next := modes.Of(s.actual.ran), modes.Of(q.Desired)
-	q.Stays = s.actual.ran != "" && ran.Precedes(&next) && !s.mayPrune()
 	return q
 }
 
-// StayInMode continues the mode that ran, until the node is probed.
-func (s *Store) StayInMode() {
+// ContinueMode chooses the mode that ran if it has to continue for now, and reports whether it did.
+// The question stays open.
+func (s *Store) ContinueMode(q *ModeQuestion) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	ran, next := modes.Of(s.actual.ran), modes.Of(q.Desired)
+	if s.actual.ran == "" || !ran.Precedes(&next) || s.catalog.mayPrune() {
+		return false
+	}
 	s.mode = ModeChoice{Mode: s.actual.ran}
+	return true
 }
 
-// question is what the node would be probed for now. The caller holds mu.
-func (s *Store) question() *ModeQuestion {
-	q := &ModeQuestion{Settings: s.own.settings, Nodes: s.own.nodes, Desired: *s.own.settings.Mode}
+// ModeProbe returns what to probe other modes for; nil: the settings are not known yet.
+func (s *Store) ModeProbe() *ModeQuestion {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.own.settings == nil {
+		return nil
+	}
+	return newModeQuestion(&s.own, s.families)
+}
+
+// newModeQuestion is what the node would be probed for now.
+func newModeQuestion(own *ownObject, all families) *ModeQuestion {
+	q := &ModeQuestion{Settings: own.settings, Nodes: own.nodes, Desired: *own.settings.Mode}
 	if q.Desired == modes.Baseline() {
 		return q // whatever is needed
 	}
-	for i, family := range families {
-		if f := s.families[family]; f != nil {
+	for i, family := range inOrder {
+		if f := all[family]; f != nil {
 			q.needed[i] = f.needed()
 		}
 	}
@@ -157,20 +170,16 @@ func (s *Store) question() *ModeQuestion {
 func (s *Store) AuditQuestion(b Batch) (q *ModeQuestion, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	q = s.question()
+	q = newModeQuestion(&s.own, s.families)
 	if b.applied.Mode != q.Desired || b.Epoch != s.actual.epoch {
 		return nil, true
 	}
-	return q, s.mode.settings == q.Settings && s.mode.Rejection == nil
+	return q, s.mode.known(q.Settings)
 }
 
-// auditedMode is the mode to compare with Audit: the desired one, unless it is known that another
-// one would run. The caller holds mu.
-func (s *Store) auditedMode() v1alpha1.ProxyMode {
-	if s.mode.settings != s.own.settings || s.mode.Rejection != nil {
-		return *s.own.settings.Mode
-	}
-	return s.mode.Mode
+// known reports whether it is known for these settings which mode would run.
+func (c *ModeChoice) known(settings *Settings) bool {
+	return c.settings == settings && c.Rejection == nil
 }
 
 // SettleMode makes a choice and returns it. If that changes the mode, the next write is full.
@@ -202,37 +211,27 @@ func (s *Store) ChosenMode() ChosenMode {
 
 func (c *ModeChoice) chosen() ChosenMode { return ChosenMode{c.Mode, c.Rejection != nil} }
 
+// doubt is Store.DoubtMode.
+func (c *ModeChoice) doubt() bool {
+	if c.Lacks != "" {
+		c.settings = nil
+	}
+	return c.settings == nil
+}
+
 // DoubtMode lets the node be probed again if it could not run the desired mode, or if that could
 // not be determined. It returns the choice, and whether that is so.
 func (s *Store) DoubtMode() (ChosenMode, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mode.Lacks != "" {
-		s.mode.settings = nil
-	}
-	return s.mode.chosen(), s.mode.settings == nil
+	return s.mode.chosen(), s.mode.doubt()
 }
 
 // Running is the mode that runs, or is about to.
 func (s *Store) Running() v1alpha1.ProxyMode {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.actual.applied.Mode != "":
-		return s.actual.applied.Mode
-	case s.mode.Mode != "":
-		return s.mode.Mode
-	default:
-		return modes.Baseline()
-	}
-}
-
-// whyNot is why the own object is not applied; nil: it is. The caller holds mu.
-func (s *Store) whyNot() *Rejection {
-	if s.own.rejection != nil {
-		return s.own.rejection
-	}
-	return s.mode.Rejection
+	return cmp.Or(s.actual.applied.Mode, s.mode.Mode, modes.Baseline())
 }
 
 // Fallback is why another mode runs than the desired one; empty: it does not.

@@ -1,14 +1,17 @@
 package desired
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -24,12 +27,23 @@ type ownObject struct {
 	// nodes are what the data planes need to know of current.
 	nodes          map[dataplane.Family]dataplane.Node
 	localEndpoints map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints
+	// overLimit are the namespaces whose newest local endpoints are not used, sorted.
+	overLimit []string
 	// conflictFound: the stored status, as first seen, records another active proxy.
 	conflictFound bool
 }
 
 // audit reports whether enforcement is Audit.
 func (o *ownObject) audit() bool { return o.settings != nil && o.settings.Audit }
+
+// warnings reports the namespaces over a limit.
+func (o *ownObject) warnings() []string {
+	if len(o.overLimit) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("the local endpoints of %s, such as %q, exceed the limit of %d bytes for one or %d for all: the previous ones are used",
+		wording.Count(len(o.overLimit), "namespace"), o.overLimit[0], v1alpha1.MaxNamespaceLocalBytes, v1alpha1.MaxNodeLocalBytes)}
+}
 
 // Settings are complete settings, with the values that the agent itself uses.
 type Settings struct {
@@ -61,7 +75,7 @@ func (s *Store) SetRules(object *v1alpha1.NodeProxyRules) {
 		if !s.own.conflictFound {
 			s.actual.ran = object.Status.Mode
 		}
-		s.rememberRemoval(object)
+		s.removal.remember(object)
 	}
 	s.own.rules, s.own.exists, s.own.listed = object, true, true
 	if known != nil && known.UID == object.UID && known.Generation == object.Generation && object.Generation != 0 {
@@ -124,8 +138,8 @@ func (s *Store) adoptRules(object *v1alpha1.NodeProxyRules) {
 		s.own.nodes[family] = combine.Facts(&object.Spec.Node, s.own.settings.ProxySettings, family)
 	}
 	if audit != s.own.audit() {
-		// What a comparison has found says nothing of what we write, and vice versa. It must
-		// not pass for that until ownership begins or ends.
+		// The outcome of a comparison proves nothing about what we write, and vice versa, so neither
+		// may count as the other until ownership begins or ends.
 		s.forgetKernel()
 	}
 	if first || !slices.Equal(former.Spec.Node.Addresses, object.Spec.Node.Addresses) ||
@@ -140,28 +154,33 @@ func (s *Store) adoptRules(object *v1alpha1.NodeProxyRules) {
 	if first || former.Spec.SettingsRevision != object.Spec.SettingsRevision {
 		s.ledger.pend() // to be reported once a pass was made
 	}
-	s.adoptLocalEndpoints(object.Spec.LocalEndpoints)
-}
-
-// adoptLocalEndpoints marks the Services whose local endpoints have changed. The caller holds
-// mu.
-func (s *Store) adoptLocalEndpoints(list []v1alpha1.ServiceLocalEndpoints) {
-	former, local := s.own.localEndpoints, combine.LocalEndpoints(list)
-	s.own.localEndpoints = local
-	changed := func(name dataplane.ServiceName) {
+	for _, name := range s.own.adoptLocalEndpoints(object.Spec.LocalEndpoints) {
 		s.ledger.metrics.endpoint(name)
 		s.ledger.mark(name, false)
 	}
+}
+
+// adoptLocalEndpoints returns whose local endpoints have changed. Namespaces over a limit retain theirs.
+func (o *ownObject) adoptLocalEndpoints(list []v1alpha1.ServiceLocalEndpoints) (changed []dataplane.ServiceName) {
+	former := o.localEndpoints
+	local, over := combine.LocalEndpoints(list)
+	for name, endpoints := range former {
+		if over.Has(name.Namespace) {
+			local[name] = endpoints
+		}
+	}
+	o.localEndpoints, o.overLimit = local, sets.List(over)
 	for name, endpoints := range local {
 		if !sameLocalEndpoints(former[name], endpoints) {
-			changed(name)
+			changed = append(changed, name)
 		}
 	}
 	for name := range former {
 		if local[name] == nil {
-			changed(name)
+			changed = append(changed, name)
 		}
 	}
+	return changed
 }
 
 func sameLocalEndpoints(a, b *v1alpha1.ServiceLocalEndpoints) bool {

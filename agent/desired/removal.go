@@ -35,33 +35,83 @@ type removal struct {
 	proxyListed, proxyLive bool
 }
 
+// follow takes the NodeProxy; nil: there is none.
+func (r *removal) follow(o *v1alpha1.NodeProxy) {
+	r.proxyListed, r.proxyLive = true, o != nil && o.DeletionTimestamp == nil
+	switch {
+	case o == nil: // what has begun continues
+	case r.proxyLive:
+		r.Removal = Removal{}
+	case o.Spec.RemovalPolicy != nil && *o.Spec.RemovalPolicy == v1alpha1.RemovalCleanup:
+		if !r.Requested {
+			settings := o.Spec.Settings
+			r.Removal = Removal{Requested: true, audit: settings != nil && settings.Enforcement != nil && *settings.Enforcement == v1alpha1.Audit}
+		}
+	case !r.Done: // the policy was changed; what is removed stays so
+		r.Removal = Removal{}
+	}
+}
+
+// remember continues if an earlier run has removed the rules, by the status as first seen.
+func (r *removal) remember(object *v1alpha1.NodeProxyRules) {
+	c := meta.FindStatusCondition(object.Status.Conditions, v1alpha1.ConditionProgrammed)
+	if r.proxyLive || c == nil || c.Reason != v1alpha1.ReasonRemoved {
+		return
+	}
+	r.Requested, r.cleared, r.Done, r.Message = true, true, true, c.Message
+}
+
+// clear is Store.ClearRemoval.
+func (r *removal) clear(evidence string, free, audit bool) bool {
+	if !r.Requested || r.cleared || evidence == "" && !free && !audit {
+		return false
+	}
+	r.cleared = true
+	switch {
+	case audit:
+		r.Leave = auditMessage
+	case evidence != "":
+		r.Leave = fmt.Sprintf(LeaveMessage, evidence)
+	}
+	return true
+}
+
 // What the status reports of a removal.
 const (
 	RemovedMessage = "nodeproxy's rules are removed from this node, because the NodeProxy was deleted with removalPolicy Cleanup; sysctls, and the kubelet's chains, stay; nothing is programmed until there is a NodeProxy again"
-	auditMessage   = "Nothing was removed from this node, although the NodeProxy was deleted with removalPolicy Cleanup, because enforcement is Audit, with which the agent writes nothing. To remove rules from before, run nodeproxy-agent cleanup on the node"
-	LeaveMessage   = "Nothing was removed from this node, although the NodeProxy was deleted with removalPolicy Cleanup, because another proxy is active on it (%s) and its rules use the same chains"
+	auditMessage   = "The rules of this node stay, although the NodeProxy was deleted with removalPolicy Cleanup, because enforcement is Audit, with which the agent writes nothing. To remove rules from before, run nodeproxy-agent cleanup on the node"
+	LeaveMessage   = "The rules of this node stay, although the NodeProxy was deleted with removalPolicy Cleanup, because another proxy is active on it (%s) and its rules use the same chains"
 )
 
 // SetProxy takes the NodeProxy; nil: there is none.
 func (s *Store) SetProxy(o *v1alpha1.NodeProxy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.removal.proxyListed, s.removal.proxyLive = true, o != nil && o.DeletionTimestamp == nil
+	former := s.removal.Removal
+	s.removal.follow(o)
 	switch {
-	case o == nil: // what has begun continues
-	case s.removal.proxyLive:
-		s.endRemoval()
-	case o.Spec.RemovalPolicy != nil && *o.Spec.RemovalPolicy == v1alpha1.RemovalCleanup:
-		s.beginRemoval(o)
-	case !s.removal.Done: // the policy was changed; what is removed stays so
-		s.endRemoval()
+	case !former.Requested && s.removal.Requested:
+		s.catalog.dropRetained(s.catalog.inventory.number)
+	case former.Requested && !s.removal.Requested:
+		if former.Done { // what the API has not shown is outdated; a new one will come
+			if !s.own.exists {
+				s.own.current, s.restored.Rules = nil, false
+			}
+			if !s.catalog.inventory.listed {
+				s.restored.Services = false
+				s.catalog.dropAll()
+			}
+		}
+		s.catalog.inventory.doubt(s.clock.Now()) // what agreed was another list
+		s.ledger.waitAnew()
+		s.ledger.markFull()
 	}
 	var inventory *v1alpha1.Inventory
 	if o != nil {
 		inventory = o.Status.Inventory
 	}
-	s.inventory.setDesired(inventory)
-	s.reconcile(s.clock.Now())
+	s.catalog.inventory.setDesired(inventory)
+	s.catalog.reconcile()
 }
 
 // DeleteProxy takes the last state of a NodeProxy that is gone. It may be the first that shows
@@ -71,49 +121,6 @@ func (s *Store) DeleteProxy(o *v1alpha1.NodeProxy) {
 		s.SetProxy(o)
 	}
 	s.SetProxy(nil)
-}
-
-// beginRemoval begins the removal of all rules. The caller holds mu.
-func (s *Store) beginRemoval(o *v1alpha1.NodeProxy) {
-	if s.removal.Requested {
-		return
-	}
-	settings := o.Spec.Settings
-	s.removal.Removal = Removal{Requested: true, audit: settings != nil && settings.Enforcement != nil && *settings.Enforcement == v1alpha1.Audit}
-	for _, e := range s.catalog.retained {
-		s.drop(e)
-	}
-}
-
-// endRemoval lets rules be written again. The caller holds mu.
-func (s *Store) endRemoval() {
-	if !s.removal.Requested {
-		return
-	}
-	if s.removal.Done && !s.own.exists {
-		s.own.current = nil // it is outdated; a new one will come
-	}
-	s.removal.Removal = Removal{}
-	s.inventory.confirmed, s.inventory.unconfirmedSince = false, s.clock.Now() // what agreed was another list
-	s.ledger.waitAnew()
-	s.ledger.markFull()
-}
-
-// rememberRemoval continues if an earlier run of the agent has removed the rules, by the status
-// as first seen. The caller holds mu.
-func (s *Store) rememberRemoval(object *v1alpha1.NodeProxyRules) {
-	c := meta.FindStatusCondition(object.Status.Conditions, v1alpha1.ConditionProgrammed)
-	if s.removal.proxyLive || c == nil || c.Reason != v1alpha1.ReasonRemoved {
-		return
-	}
-	s.removal.Requested, s.removal.cleared, s.removal.Done, s.removal.Message = true, true, true, c.Message
-}
-
-// Removing reports whether the rules are to be removed, or have been.
-func (s *Store) Removing() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.removal.Requested
 }
 
 // Oriented reports whether the API has shown, since the start, whether rules are to be written
@@ -129,19 +136,7 @@ func (s *Store) Oriented() bool {
 func (s *Store) ClearRemoval(evidence string, free bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := &s.removal
-	audit := s.own.audit() || s.own.settings == nil && r.audit
-	if !r.Requested || r.cleared || evidence == "" && !free && !audit {
-		return false
-	}
-	r.cleared = true
-	switch {
-	case audit:
-		r.Leave = auditMessage
-	case evidence != "":
-		r.Leave = fmt.Sprintf(LeaveMessage, evidence)
-	}
-	return true
+	return s.removal.clear(evidence, free, s.own.audit() || s.own.settings == nil && s.removal.audit)
 }
 
 // Removed takes the outcome of a removal. It returns what the kernel has now: no Service.
@@ -150,8 +145,7 @@ func (s *Store) Removed(err error, message string) map[dataplane.Family]*datapla
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.removal.Requested { // it may have been canceled meanwhile
-		s.removal.Err = err
-		s.removal.Done, s.removal.Message = err == nil, message
+		s.removal.Done, s.removal.Message, s.removal.Err = err == nil, message, err
 	}
 	if s.removal.Done {
 		s.actual.applied = Applied{}

@@ -1,6 +1,7 @@
 package desired
 
 import (
+	"maps"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -30,17 +31,18 @@ type retry struct {
 }
 
 // noted returns the retries after an Apply at a time, which has tried all Services except those
-// that rest.
+// that rest or are unfinished.
 func (r retries) noted(result *dataplane.Result, tried *dataplane.Ruleset, now time.Time) retries {
 	out := make(retries, len(result.Rejected))
 	for name, reason := range result.Rejected {
 		former, before := r[name]
 		_, rests := tried.Rest[name]
+		_, unfinished := result.Unfinished[name]
 		_, suspected := result.Suspected[name]
 		next := retry{service: tried.Services[name], reason: reason, suspected: suspected, reduced: result.Reduced[name] != nil, at: now.Add(FirstRetryPause), pause: FirstRetryPause}
 		switch {
 		case !before || former.service != next.service:
-		case rests:
+		case rests, unfinished:
 			next.at, next.pause = former.at, former.pause
 		case suspected: // soon, however often it was
 		default:
@@ -54,12 +56,7 @@ func (r retries) noted(result *dataplane.Result, tried *dataplane.Ruleset, now t
 
 // due reports whether some Service is to be tried again.
 func (r retries) due(now time.Time) bool {
-	for _, t := range r {
-		if !now.Before(t.at) {
-			return true
-		}
-	}
-	return false
+	return some(maps.Values(r), func(t retry) bool { return !now.Before(t.at) })
 }
 
 // resting are those that are not to be tried yet and have not changed; never nil.

@@ -44,40 +44,61 @@ func (e *entry) precedence() dataplane.Precedence {
 	return p
 }
 
-// catalog has the Services and what they claim.
+// catalog has the Services and what they claim. It notes in the ledger what it changes.
 type catalog struct {
-	services map[dataplane.ServiceName]*entry
-	retained map[dataplane.ServiceName]*entry // those of services that are not live
-	invalid  map[dataplane.ServiceName]*entry // those whose newest state is not used
-	misnamed map[string]struct{}              // names of objects that belong to no Service
-	claims   combine.Registry[*entry]
+	inventory *inventory
+	ledger    *ledger
+	formats   Formats
+	report    func(service dataplane.ServiceName, problem string)
+	services  map[dataplane.ServiceName]*entry
+	retained  map[dataplane.ServiceName]*entry // those of services that are not live
+	invalid   map[dataplane.ServiceName]*entry // those whose newest state is not used
+	misnamed  map[string]struct{}              // names of objects that belong to no Service
+	// older are the Services that the API has not shown, whose rules in the kernel may be
+	// newer than those of the checkpoint.
+	older  map[dataplane.ServiceName]struct{}
+	claims combine.Registry[*entry]
 	// newestVersion is the newest resourceVersion of a ServiceProxyRules.
 	newestVersion string
 }
 
-func newCatalog() catalog {
-	return catalog{
+func newCatalog(l *ledger, f Formats, report func(dataplane.ServiceName, string)) *catalog {
+	c := &catalog{
+		inventory: newInventory(),
+		ledger:    l, formats: f, report: report,
 		services: map[dataplane.ServiceName]*entry{},
 		retained: map[dataplane.ServiceName]*entry{},
 		invalid:  map[dataplane.ServiceName]*entry{},
 		misnamed: map[string]struct{}{},
+		older:    map[dataplane.ServiceName]struct{}{},
 		claims:   combine.Registry[*entry]{},
 	}
+	c.inventory.doubt(l.clock.Now())
+	return c
 }
 
-// unknownState reports whether some Service's object was only seen in a form that this agent
-// does not understand: its rules in the kernel, if any, are no leftovers.
-func (c *catalog) unknownState() bool {
-	for _, e := range c.invalid {
-		if e.rules == nil {
-			return true
-		}
+// combine returns a Service as a family of the node serves it, and what cannot be used of it; nil:
+// it has no rules, or none of the family.
+func (c *catalog) combine(e *entry, family dataplane.Family, node combine.Node, local *v1alpha1.ServiceLocalEndpoints) (*dataplane.Service, []string) {
+	if e == nil || e.rules == nil {
+		return nil, nil
 	}
-	return false
+	in := combine.Input{
+		Name:       e.name,
+		Rules:      &e.rules.Spec,
+		Node:       node,
+		Family:     family,
+		Lost:       func(claim combine.Claim) bool { return c.claims.Lost(e, claim) },
+		Precedence: e.precedence(),
+	}
+	if local != nil {
+		in.LocalEndpoints = local.Ports
+	}
+	return combine.Service(in)
 }
 
-// claimChange is what two states of a Service claim; a nil former stands for none. The zero
-// value stands for no object.
+// claimChange is what two states of a Service claim; a nil former means none. The zero
+// value means no object.
 type claimChange struct {
 	former, object *v1alpha1.ServiceProxyRules
 	before, after  []combine.Asked
@@ -91,15 +112,51 @@ func newClaimChange(former, object *v1alpha1.ServiceProxyRules) claimChange {
 	return c
 }
 
+// claimChangeTo is newClaimChange for an object that may change nothing, or not be used.
+func claimChangeTo(former, object *v1alpha1.ServiceProxyRules) claimChange {
+	if _, excess := v1alpha1.SizeOf(&object.Spec).Excess(); excess != "" || object.Spec.Released ||
+		former != nil && combine.SameClaims(&former.Spec, &object.Spec) {
+		return claimChange{}
+	}
+	return newClaimChange(former, object)
+}
+
 // SetServices takes a new, complete list. What was there and is not in it has vanished.
 func (s *Store) SetServices(list []*v1alpha1.ServiceProxyRules) {
 	lacked := s.lackedBy(list) // reads a file
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock.Now()
 	if lacked != nil {
-		s.restoreServices(lacked)
+		s.catalog.restore(lacked)
 	}
+	s.catalog.setAll(list, !s.removal.Requested)
+	if s.restored.Services {
+		s.restored.Services = false // except for those that are retained
+		s.ledger.markFull()         // flows were not compared with anything
+	}
+}
+
+// SetService takes a new or changed object.
+func (s *Store) SetService(object *v1alpha1.ServiceProxyRules) {
+	s.mu.Lock()
+	former := s.catalog.rulesOf(object.Name)
+	s.mu.Unlock()
+	claims := claimChangeTo(former, object) // long for a Service at the limits; others need the store meanwhile
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.catalog.set(object, claims)
+}
+
+// DeleteService takes the last state of a deleted object: if it is released, the Service has
+// ended; otherwise its rules are retained.
+func (s *Store) DeleteService(object *v1alpha1.ServiceProxyRules) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.catalog.remove(object, !s.removal.Requested)
+}
+
+// setAll takes a new, complete list.
+func (c *catalog) setAll(list []*v1alpha1.ServiceProxyRules, retain bool) {
 	present := make(map[string]struct{}, len(list))
 	var add, remove []string
 	for _, object := range list {
@@ -110,225 +167,216 @@ func (s *Store) SetServices(list []*v1alpha1.ServiceProxyRules) {
 			add = append(add, object.Name)
 		}
 	}
-	for name := range s.inventory.names {
+	for name := range c.inventory.names {
 		if _, found := present[name]; !found {
 			remove = append(remove, name)
 		}
 	}
-	maps.DeleteFunc(s.catalog.misnamed, func(name string, _ struct{}) bool { _, found := present[name]; return !found })
-	number := s.inventory.change(now, add, remove)
-	for _, e := range s.catalog.services {
+	maps.DeleteFunc(c.misnamed, func(name string, _ struct{}) bool { _, found := present[name]; return !found })
+	number := c.inventory.change(c.ledger.clock.Now(), add, remove)
+	for _, e := range c.services {
 		if _, found := present[v1alpha1.ServiceProxyRulesName(e.name.Namespace, e.name.Name)]; !found && e.live {
-			s.vanish(e, number)
+			c.vanish(e, number, retain)
 		}
 	}
 	for _, object := range list {
-		s.take(object, claimChange{})
+		c.take(object, claimChange{})
 	}
-	if !s.inventory.listed {
-		s.inventory.listed, s.ledger.pendingSync = true, true // even if it is empty
-		s.listArrived()
+	if !c.inventory.listed {
+		c.inventory.listed, c.ledger.pendingSync = true, true // even if it is empty
 	}
-	s.reconcile(now)
+	c.reconcile()
 }
 
-// SetService takes a new or changed object.
-func (s *Store) SetService(object *v1alpha1.ServiceProxyRules) {
-	claims := s.claimChangeTo(object)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now, names := s.clock.Now(), []string{object.Name}
+// set takes a new or changed object.
+func (c *catalog) set(object *v1alpha1.ServiceProxyRules, claims claimChange) {
+	now, names := c.ledger.clock.Now(), []string{object.Name}
 	if object.Spec.Released {
-		s.inventory.change(now, nil, names)
+		c.inventory.change(now, nil, names)
 	} else {
-		s.inventory.change(now, names, nil)
+		c.inventory.change(now, names, nil)
 	}
-	s.take(object, claims)
-	s.reconcile(now)
+	c.take(object, claims)
+	c.reconcile()
 }
 
-// claimChangeTo lists the claims that object changes. That takes long for a Service at the
-// limits, and others need the store meanwhile.
-func (s *Store) claimChangeTo(object *v1alpha1.ServiceProxyRules) claimChange {
+// remove takes the last state of a deleted object.
+func (c *catalog) remove(object *v1alpha1.ServiceProxyRules, retain bool) {
+	number := c.inventory.change(c.ledger.clock.Now(), nil, []string{object.Name})
+	c.noteVersion(object.ResourceVersion)
+	delete(c.misnamed, object.Name)
 	name, _ := combine.ServiceOf(object.Name)
-	var former *v1alpha1.ServiceProxyRules
-	s.mu.Lock()
-	if e := s.catalog.services[name]; e != nil {
-		former = e.rules
-	}
-	s.mu.Unlock()
-	if _, excess := v1alpha1.SizeOf(&object.Spec).Excess(); excess != "" || object.Spec.Released ||
-		former != nil && combine.SameClaims(&former.Spec, &object.Spec) {
-		return claimChange{}
-	}
-	return newClaimChange(former, object)
-}
-
-// DeleteService takes the last state of a deleted object: if it is released, the Service has
-// ended; otherwise its rules are retained.
-func (s *Store) DeleteService(object *v1alpha1.ServiceProxyRules) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := s.clock.Now()
-	number := s.inventory.change(now, nil, []string{object.Name})
-	s.noteVersion(object.ResourceVersion)
-	delete(s.catalog.misnamed, object.Name)
-	name, _ := combine.ServiceOf(object.Name)
-	if e := s.catalog.services[name]; e != nil {
-		if object.Spec.Released && s.Formats.know(object.Spec.FormatVersion) {
-			s.drop(e)
+	if e := c.services[name]; e != nil {
+		if object.Spec.Released && c.formats.know(object.Spec.FormatVersion) {
+			c.drop(e)
 		} else if e.live {
-			s.vanish(e, number)
+			c.vanish(e, number, retain)
 		}
 	}
-	s.reconcile(now)
+	c.reconcile()
 }
 
-// take stores the state of an existing object, whose claims may be listed already. The caller
-// holds mu.
-func (s *Store) take(object *v1alpha1.ServiceProxyRules, claims claimChange) {
-	s.noteVersion(object.ResourceVersion)
+// rulesOf returns the newest state of an object that is used; nil: there is none.
+func (c *catalog) rulesOf(object string) *v1alpha1.ServiceProxyRules {
+	name, _ := combine.ServiceOf(object)
+	if e := c.services[name]; e != nil {
+		return e.rules
+	}
+	return nil
+}
+
+// take stores the state of an existing object, whose claims may be listed already.
+func (c *catalog) take(object *v1alpha1.ServiceProxyRules, claims claimChange) {
+	c.noteVersion(object.ResourceVersion)
 	name, ok := combine.ServiceOf(object.Name)
 	if !ok {
-		if _, reported := s.catalog.misnamed[object.Name]; !reported {
-			s.catalog.misnamed[object.Name] = struct{}{}
-			s.report(name, fmt.Sprintf("ServiceProxyRules %q is not named <namespace>.<service>; it is ignored, the controller renders none like it", object.Name))
+		if _, reported := c.misnamed[object.Name]; !reported {
+			c.misnamed[object.Name] = struct{}{}
+			c.report(name, fmt.Sprintf("ServiceProxyRules %q is not named <namespace>.<service>; it is ignored, the controller renders none like it", object.Name))
 		}
 		return
 	}
-	e := s.catalog.services[name]
-	if object.Spec.Released && s.Formats.know(object.Spec.FormatVersion) {
+	e := c.services[name]
+	if object.Spec.Released && c.formats.know(object.Spec.FormatVersion) {
 		if e == nil { // what an earlier run of the agent has programmed
-			s.ledger.mark(name, true)
+			c.ledger.mark(name, true)
 		} else {
-			s.drop(e)
+			c.drop(e)
 		}
 		return
 	}
 	if e == nil {
 		e = &entry{name: name}
-		s.catalog.services[name] = e
+		c.services[name] = e
 	}
 	returned := !e.live
 	e.live = true
-	delete(s.catalog.retained, name)
+	delete(c.retained, name)
 	invalid := ""
-	if !s.Formats.know(object.Spec.FormatVersion) {
-		invalid = s.Formats.unknown(object.Spec.FormatVersion)
+	if !c.formats.know(object.Spec.FormatVersion) {
+		invalid = c.formats.unknown(object.Spec.FormatVersion)
 	} else if _, invalid = v1alpha1.SizeOf(&object.Spec).Excess(); invalid != "" { // before anything is expanded
-		s.shown(name)
+		c.shown(name)
 	}
 	if invalid != "" {
 		e.invalid = invalid + "; its rules stay as they are"
-		s.catalog.invalid[name] = e
+		c.invalid[name] = e
 		if returned && e.rules != nil {
-			s.reclaim(e)
+			c.reclaim(e)
 		}
 		return
 	}
-	s.understand(e)
+	c.understand(e)
 	if e.rules != nil && e.rules.UID == object.UID && e.rules.Generation == object.Generation && object.Generation != 0 && !returned {
 		e.rules = object
 		return
 	}
-	s.adopt(e, object, claims, returned)
+	c.adopt(e, object, claims, returned)
 }
 
-// adopt makes object the desired state. The caller holds mu.
-func (s *Store) adopt(e *entry, object *v1alpha1.ServiceProxyRules, claims claimChange, returned bool) {
-	s.shown(e.name)
+// adopt makes object the desired state.
+func (c *catalog) adopt(e *entry, object *v1alpha1.ServiceProxyRules, claims claimChange, returned bool) {
+	c.shown(e.name)
 	former := e.rules
 	e.rules = object
-	s.ledger.noteChange(e.name, former, object)
+	c.ledger.noteChange(e.name, former, object)
 	if former == nil || returned || !combine.SameClaims(&former.Spec, &object.Spec) {
 		if claims.object != object || claims.former != former {
 			claims = newClaimChange(former, object)
 		}
-		s.ledger.markMoved(e, s.catalog.claims.Set(e, claims.before, claims.after))
+		c.ledger.markMoved(e, c.claims.Set(e, claims.before, claims.after))
 	}
-	s.ledger.mark(e.name, false)
+	c.ledger.mark(e.name, false)
 }
 
-// vanish begins to retain a Service. The caller holds mu.
-func (s *Store) vanish(e *entry, number uint64) {
+// vanish begins to retain a Service, or ends it.
+func (c *catalog) vanish(e *entry, number uint64, retain bool) {
 	e.live = false
-	e.vanishedIn, e.vanishedAt = number, s.clock.Now()
-	if s.removal.Requested { // there is nothing to retain
-		s.drop(e)
+	e.vanishedIn, e.vanishedAt = number, c.ledger.clock.Now()
+	if !retain { // the rules are to be removed
+		c.drop(e)
 		return
 	}
-	s.catalog.retained[e.name] = e
+	c.retained[e.name] = e
 	if e.rules == nil {
 		return // what the kernel has of it is unknown: until it has ended nothing is pruned
 	}
-	s.understand(e)
-	s.reclaim(e)
+	c.understand(e)
+	c.reclaim(e)
 }
 
 // reclaim claims again what a Service claims, after it has vanished or returned: the precedence
-// of its claims has changed. The caller holds mu.
-func (s *Store) reclaim(e *entry) {
+// of its claims has changed.
+func (c *catalog) reclaim(e *entry) {
 	own := combine.Claims(&e.rules.Spec)
-	if concerned := s.catalog.claims.Set(e, own, own); len(concerned) > 0 || combine.Contestable(&e.rules.Spec) {
-		s.ledger.markMoved(e, concerned)
-		s.ledger.mark(e.name, false)
+	if concerned := c.claims.Set(e, own, own); len(concerned) > 0 || combine.Contestable(&e.rules.Spec) {
+		c.ledger.markMoved(e, concerned)
+		c.ledger.mark(e.name, false)
 	}
 }
 
 // understand notes that a Service's newest state is used. If there was no other, what the
-// kernel has of the Service is unknown. The caller holds mu.
-func (s *Store) understand(e *entry) {
+// kernel has of the Service is unknown.
+func (c *catalog) understand(e *entry) {
 	if e.invalid != "" && e.rules == nil {
-		s.ledger.markFull()
+		c.ledger.markFull()
 	}
 	e.invalid = ""
-	delete(s.catalog.invalid, e.name)
+	delete(c.invalid, e.name)
 }
 
-// drop ends a Service. The caller holds mu.
-func (s *Store) drop(e *entry) {
-	delete(s.catalog.services, e.name)
-	delete(s.catalog.retained, e.name)
-	s.understand(e)
-	s.shown(e.name)
-	s.ledger.noteChange(e.name, e.rules, nil)
+// drop ends a Service.
+func (c *catalog) drop(e *entry) {
+	delete(c.services, e.name)
+	delete(c.retained, e.name)
+	c.understand(e)
+	c.shown(e.name)
+	c.ledger.noteChange(e.name, e.rules, nil)
 	if e.rules != nil {
-		s.ledger.markMoved(e, s.catalog.claims.Set(e, combine.Claims(&e.rules.Spec), nil))
+		c.ledger.markMoved(e, c.claims.Set(e, combine.Claims(&e.rules.Spec), nil))
 	}
-	s.ledger.mark(e.name, true)
+	c.ledger.mark(e.name, true)
+}
+
+// dropAll ends all Services.
+func (c *catalog) dropAll() {
+	for _, e := range c.services {
+		c.drop(e)
+	}
+}
+
+// dropRetained ends the retained Services that a set of the list lacked.
+func (c *catalog) dropRetained(number uint64) {
+	for _, e := range c.retained {
+		if e.vanishedIn <= number {
+			c.drop(e)
+		}
+	}
 }
 
 // noteVersion notes the version of a ServiceProxyRules, which is reported as applied even if
-// nothing else has changed. The caller holds mu.
-func (s *Store) noteVersion(version string) {
-	if newest := newerVersion(s.catalog.newestVersion, version); newest != s.catalog.newestVersion {
-		s.catalog.newestVersion, s.ledger.pendingSync = newest, true
+// nothing else has changed.
+func (c *catalog) noteVersion(version string) {
+	if CompareVersions(c.newestVersion, version) < 0 {
+		c.newestVersion, c.ledger.pendingSync = version, true
 	}
 }
 
 // reportProblems reports the entries of a Service that cannot be used, once.
-func (s *Store) reportProblems(e *entry, problems []string) {
+func (c *catalog) reportProblems(e *entry, problems []string) {
 	if e == nil {
 		return
 	}
 	slices.Sort(problems)
 	text := strings.Join(slices.Compact(problems), "; ")
 	if text != e.problems && text != "" {
-		s.report(e.name, text)
+		c.report(e.name, text)
 	}
 	e.problems = text
 }
 
-// newerVersion returns the higher of two resource versions, which are decimal numbers of any
-// length. What is no such number is lower than any.
-func newerVersion(a, b string) string {
-	if CompareVersions(a, b) < 0 {
-		return b
-	}
-	return a
-}
-
-// CompareVersions compares two resource versions as numbers.
+// CompareVersions compares two resource versions, which are decimal numbers of any length. What is
+// no such number is lower than any.
 func CompareVersions(a, b string) int {
 	a, b = digits(a), digits(b)
 	return cmp.Or(len(a)-len(b), strings.Compare(a, b))

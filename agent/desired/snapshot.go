@@ -1,6 +1,7 @@
 package desired
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -38,10 +39,10 @@ type Snapshot struct {
 	// Suspected are the rejected Services that may not be at fault.
 	Suspected map[dataplane.ServiceName]bool
 	// Shaped are the rejected Services that policies shape.
-	Shaped   map[dataplane.ServiceName]bool
-	Warnings []string // sorted
-	Retiring []string // likewise
-	Applied  Applied
+	Shaped          map[dataplane.ServiceName]bool
+	Warnings        []string // sorted
+	PendingCleanups []string // likewise
+	Applied         Applied
 	// Services, Endpoints and Local are counts of what is programmed.
 	Services, Endpoints, Local int
 	Kernel                     *KernelCount
@@ -62,28 +63,28 @@ type FamilySnapshot struct {
 func (s *Store) Snapshot() Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, i := s.clock.Now(), s.inventory
+	now, i := s.clock.Now(), s.catalog.inventory
 	if _, agreed := i.agrees(now); i.listed && !agreed && i.unconfirmedSince.IsZero() {
 		i.unconfirmedSince = now // the set that agreed is too old
 	}
 	out := Snapshot{
-		Now: now, Own: s.own.rules, Exists: s.own.exists, Listed: i.listed, Rejection: s.whyNot(), Mode: s.mode, Audit: s.own.audit(),
-		Done:             len(s.families) > 0,
+		Now: now, Own: s.own.rules, Exists: s.own.exists, Listed: i.listed, Rejection: cmp.Or(s.own.rejection, s.mode.Rejection), Mode: s.mode, Audit: s.own.audit(),
+		Done:             len(s.families) > 0 && s.families.allSettled(),
 		Families:         map[dataplane.Family]FamilySnapshot{},
 		Retained:         slices.SortedFunc(maps.Keys(s.catalog.retained), dataplane.ServiceName.Compare),
 		UnconfirmedSince: i.unconfirmedSince,
 		InventoryKnown:   i.desired != nil,
 		Rejected:         map[dataplane.ServiceName]string{},
 		Suspected:        map[dataplane.ServiceName]bool{},
-		Warnings:         s.joinedWarnings(),
-		Retiring:         s.joinedRetiring(),
+		Warnings:         s.warnings(),
+		PendingCleanups:  s.families.pendingCleanups(),
 		Applied:          s.actual.applied,
-		Restored:         s.restored.Restored,
+		Restored:         s.restored,
 		Removal:          s.removal.Removal,
 		Changes:          s.ledger.metrics.totals(),
 	}
-	if s.restored.diskWarning != "" {
-		out.Warnings = append(out.Warnings, s.restored.diskWarning)
+	if s.diskWarning != "" {
+		out.Warnings = append(out.Warnings, s.diskWarning)
 	}
 	for _, e := range s.catalog.retained {
 		out.RetainedSince = earliest(out.RetainedSince, e.vanishedAt)
@@ -93,15 +94,14 @@ func (s *Store) Snapshot() Snapshot {
 	}
 	outcomes := map[dataplane.Family]dataplane.Outcome[struct{}]{}
 	for family, f := range s.families {
-		if !s.optional(family) {
+		if !s.families.optional(family) {
 			outcomes[family] = dataplane.Outcome[struct{}]{Err: f.err}
 		}
-		out.Done = out.Done && s.settled(family)
 		out.addFamily(family, f, s.waits(f))
 	}
 	out.Err = dataplane.JoinErrors(outcomes)
-	out.Services = s.countServices(out.Rejected)
-	out.Shaped = s.shapedOf(out.Rejected)
+	out.Services = s.families.count(out.Rejected)
+	out.Shaped = s.catalog.shaped(out.Rejected)
 	return out
 }
 
@@ -136,43 +136,15 @@ func (s *Snapshot) addFamily(family dataplane.Family, f *familyState, pending ti
 	}
 }
 
-// shapedOf returns which Services policies shape. The caller holds mu.
-func (s *Store) shapedOf(names map[dataplane.ServiceName]string) map[dataplane.ServiceName]bool {
+// shaped returns which Services policies shape.
+func (c *catalog) shaped(names map[dataplane.ServiceName]string) map[dataplane.ServiceName]bool {
 	out := map[dataplane.ServiceName]bool{}
 	for name := range names {
-		if e := s.catalog.services[name]; e != nil && e.rules != nil && len(e.rules.Spec.Policies) > 0 {
+		if e := c.services[name]; e != nil && e.rules != nil && len(e.rules.Spec.Policies) > 0 {
 			out[name] = true
 		}
 	}
 	return out
-}
-
-// countServices counts the Services that some family serves, without the rejected ones. The
-// caller holds mu.
-func (s *Store) countServices(rejected map[dataplane.ServiceName]string) int {
-	count := 0
-	var counted []*familyState
-	for _, f := range s.families {
-		if !f.done {
-			continue
-		}
-		if len(counted) == 0 { // without a look at each, as this is called every second
-			counted, count = append(counted, f), len(f.services)
-			continue
-		}
-		for name := range f.services {
-			if !slices.ContainsFunc(counted, func(o *familyState) bool { return o.services[name] != nil }) {
-				count++
-			}
-		}
-		counted = append(counted, f)
-	}
-	for name := range rejected {
-		if slices.ContainsFunc(counted, func(f *familyState) bool { return f.services[name] != nil }) {
-			count--
-		}
-	}
-	return count
 }
 
 // earliest returns the earlier of two times, of which zero ones do not count.

@@ -1,9 +1,9 @@
 package desired
 
 import (
+	"iter"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"k8s.io/utils/clock"
 
@@ -14,8 +14,8 @@ import (
 )
 
 // Store is the desired state of the node: what the API has shown, what of it waits, and what
-// the kernel has by the last Apply or comparison. Its parts have methods of their own; the
-// Store guards them with one lock and joins them.
+// the kernel has by the last Apply or comparison. Its parts have methods of their own and know no
+// lock: only the Store calls them, with its own held, and joins them.
 //
 // The watches write to it and the sync loop reads from it. It retains the objects that it is
 // given, which must not change anymore.
@@ -23,7 +23,6 @@ type Store struct {
 	clock    clock.PassiveClock
 	nodeName string
 	Formats  Formats
-	report   func(service dataplane.ServiceName, problem string)
 	// former returns a checkpoint whose names differ from the first list; nil: there is none.
 	former func(names int, hash uint64) *checkpoint.Restorable
 	// lastHealth is what Health last returned. It is not changed anymore.
@@ -31,15 +30,26 @@ type Store struct {
 
 	mu sync.Mutex // guards everything below
 
-	catalog   catalog
-	inventory *inventory
-	own       ownObject
-	restored  restoration
-	ledger    *ledger
-	removal   removal
-	mode      ModeChoice
-	actual    actualState
-	families  map[dataplane.Family]*familyState
+	catalog  *catalog
+	own      ownObject
+	restored Restored
+	ledger   *ledger
+	removal  removal
+	mode     ModeChoice
+	actual   actualState
+	families families
+	// diskWarning is why no checkpoint can be written.
+	diskWarning string
+}
+
+// some reports whether a sequence has something for which is returns true.
+func some[T any](all iter.Seq[T], is func(T) bool) bool {
+	for one := range all {
+		if is(one) {
+			return true
+		}
+	}
+	return false
 }
 
 // actualState is what is known of the kernel besides its IP families.
@@ -74,12 +84,11 @@ type Options struct {
 
 // New returns a Store that knows nothing yet.
 func New(o Options) *Store {
+	l, formats := newLedger(o.Clock, o.Families), formatsOf(o.Formats)
 	s := &Store{
-		clock: o.Clock, nodeName: o.NodeName, Formats: formatsOf(o.Formats), report: o.Report, former: o.Former,
-		catalog: newCatalog(), inventory: newInventory(), restored: newRestoration(),
-		ledger: newLedger(o.Clock, o.Families), families: map[dataplane.Family]*familyState{},
+		clock: o.Clock, nodeName: o.NodeName, Formats: formats, former: o.Former,
+		catalog: newCatalog(l, formats, o.Report), ledger: l, families: families{},
 	}
-	s.inventory.unconfirmedSince = o.Clock.Now()
 	for _, family := range o.Families {
 		s.families[family] = newFamilyState(s.ledger.families[family])
 	}
@@ -149,10 +158,7 @@ func (s *Store) Forget() {
 func (s *Store) forgetKernel() {
 	s.actual.complete = false
 	s.actual.epoch++
-	for _, f := range s.families {
-		f.outcome, f.done, f.retry = outcome{counts: f.counts}, false, false
-		f.rejected, f.applyingSince, f.audit = nil, time.Time{}, auditor{}
-	}
+	s.families.forget()
 	s.ledger.waitAnew()
 	s.ledger.markFull()
 }
@@ -169,7 +175,7 @@ func (s *Store) AppliedVersion() string {
 func (s *Store) Ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return (s.inventory.listed || s.restored.Services) && s.own.current != nil && s.own.rejection == nil
+	return (s.catalog.inventory.listed || s.restored.Services) && s.own.current != nil && s.own.rejection == nil
 }
 
 // Served reports whether a complete set that the API has shown since the start was applied,

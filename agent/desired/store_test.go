@@ -64,10 +64,10 @@ func (r *rig) sync() string {
 		return "not ready"
 	}
 	b := r.prepare()
-	said := agenttest.Describe(b.Rulesets[dataplane.IPv4])
+	reported := agenttest.Describe(b.Rulesets[dataplane.IPv4])
 	outcomes := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: r.kernel}).Apply(context.Background(), b.Rulesets)
 	r.Commit(b, outcomes, &v1alpha1.SyncReport{})
-	return said
+	return reported
 }
 
 func (r *rig) expectSync(want string) {
@@ -144,15 +144,15 @@ func TestEmptyInventoryDoesNotConfirmAFirstList(t *testing.T) {
 
 func TestOnlyWhatChangesIsDirty(t *testing.T) {
 	r := running(t)
-	member := func(name, endpoint string) v1alpha1.ServiceLocalEndpoints {
+	local := func(name, endpoint string) v1alpha1.ServiceLocalEndpoints {
 		return v1alpha1.ServiceLocalEndpoints{Namespace: "shop", Name: name, Ports: []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{endpoint}}}}
 	}
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
-		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{member("a", "10.244.1.1:8080"), member("b", "10.244.1.2:8080")}
+		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{local("a", "10.244.1.1:8080"), local("b", "10.244.1.2:8080")}
 	}))
 	r.expectSync("partial a b")
 	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
-		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{member("a", "10.244.1.1:8080"), member("b", "10.244.9.9:8080")}
+		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{local("a", "10.244.1.1:8080"), local("b", "10.244.9.9:8080")}
 	}))
 	r.expectSync("partial b")
 	if s := r.Snapshot(); s.Endpoints != 4 || s.Local != 2 {
@@ -300,7 +300,7 @@ func TestOddNamesAreReportedOnce(t *testing.T) {
 	expect := func(when string, want int) {
 		t.Helper()
 		if len(r.problems) != want {
-			t.Errorf("%s: said %d times, want %d: %q", when, len(r.problems), want, r.problems)
+			t.Errorf("%s: reported %d times, want %d: %q", when, len(r.problems), want, r.problems)
 		}
 	}
 	r.SetServices([]*v1alpha1.ServiceProxyRules{odd("one"), odd("two")})
@@ -458,20 +458,36 @@ func TestObjectOverALimitAtTheStart(t *testing.T) {
 	})
 }
 
+// manyAddresses gives a Service more addresses, with 100 endpoints each, than limits allow together.
+func manyAddresses(s *v1alpha1.ServiceProxyRulesSpec) {
+	for i := range v1alpha1.MaxServiceAddresses {
+		s.ExternalIPs = append(s.ExternalIPs, fmt.Sprintf("198.18.%d.%d", i/250, i%250))
+	}
+	group := &s.Ports[0].Endpoints[0]
+	for i := range 98 {
+		group.Addresses = append(group.Addresses, fmt.Sprintf("10.244.2.%d:8080", i))
+	}
+}
+
 // TestObjectOverALimit: it is rejected, and what the node has of it stays.
 func TestObjectOverALimit(t *testing.T) {
-	r := running(t)
-	r.SetService(r.Service("b", 2, tooLarge))
-	r.SetService(r.Service("c", 3, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
-	r.expectSync("partial c")
-	r.expectKernel("a", "b", "c")
-	const want = "it has 2001 ports, more than the limit of 1000; split the Service; its rules stay as they are"
-	if diff := cmp.Diff(map[dataplane.ServiceName]string{{Namespace: "shop", Name: "b"}: want}, r.Snapshot().Rejected); diff != "" {
-		t.Errorf("rejected (-want +got):\n%s", diff)
-	}
-	r.SetService(r.Service("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 82 }))
-	r.expectSync("partial b")
-	if got := r.Snapshot().Rejected; len(got) != 0 {
-		t.Errorf("rejected %v", got)
+	for why, edit := range map[string]func(*v1alpha1.ServiceProxyRulesSpec){
+		"it has 2001 ports, more than the limit of 1000; split the Service": tooLarge,
+		"it has 100100 combinations of a port with an endpoint and a cluster, external or load-balancer IP, more than the limit of 100000; split the Service or remove addresses": manyAddresses,
+	} {
+		r := running(t)
+		r.SetService(r.Service("b", 2, edit))
+		r.SetService(r.Service("c", 3, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 81 }))
+		r.expectSync("partial c")
+		r.expectKernel("a", "b", "c")
+		want := map[dataplane.ServiceName]string{{Namespace: "shop", Name: "b"}: why + "; its rules stay as they are"}
+		if diff := cmp.Diff(want, r.Snapshot().Rejected); diff != "" {
+			t.Errorf("rejected (-want +got):\n%s", diff)
+		}
+		r.SetService(r.Service("b", 2, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Ports[0].Port = 82 }))
+		r.expectSync("partial b")
+		if got := r.Snapshot().Rejected; len(got) != 0 {
+			t.Errorf("rejected %v", got)
+		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
@@ -18,15 +20,15 @@ func (f *familyState) tally(name dataplane.ServiceName, former, svc *dataplane.S
 	}
 }
 
-func (f *familyState) add(svc *dataplane.Service, sign int32) {
+func (f *familyState) add(svc *dataplane.Service, delta int32) {
 	if svc == nil {
 		return
 	}
-	f.endpoints.add(svc, sign)
-	f.noLocal.add(svc, int(sign))
+	f.endpoints.add(svc, delta)
+	f.noLocal.add(svc, int(delta))
 	for i := range svc.Ports {
 		if svc.Ports[i].NodePort != 0 {
-			f.nodePorts += int(sign)
+			f.nodePorts += int(delta)
 		}
 	}
 }
@@ -40,16 +42,20 @@ type endpointCount struct {
 
 type uses struct{ all, local int32 }
 
-func (c *endpointCount) add(svc *dataplane.Service, sign int32) {
+func (c *endpointCount) add(svc *dataplane.Service, delta int32) {
 	for i := range svc.Ports {
 		p := &svc.Ports[i]
-		isLocal, inCluster := among(p.Members), among(p.Cluster)
+		isLocal := among(p.LocalEndpoints)
 		for _, e := range p.Cluster {
-			c.count(e, sign, isLocal(e))
+			c.count(e, delta, isLocal(e))
 		}
+		if len(p.Local) == 0 {
+			continue
+		}
+		inCluster := among(p.Cluster)
 		for _, e := range p.Local {
 			if !inCluster(e) {
-				c.count(e, sign, true)
+				c.count(e, delta, true)
 			}
 		}
 	}
@@ -61,22 +67,15 @@ func among(list []netip.AddrPort) func(netip.AddrPort) bool {
 	if len(list) <= few {
 		return func(e netip.AddrPort) bool { return slices.Contains(list, e) }
 	}
-	set := make(map[netip.AddrPort]struct{}, len(list))
-	for _, e := range list {
-		set[e] = struct{}{}
-	}
-	return func(e netip.AddrPort) bool {
-		_, found := set[e]
-		return found
-	}
+	return sets.New(list...).Has
 }
 
-func (c *endpointCount) count(e netip.AddrPort, sign int32, local bool) {
+func (c *endpointCount) count(e netip.AddrPort, delta int32, local bool) {
 	u := c.uses[e]
 	before := u.local > 0
-	u.all += sign
+	u.all += delta
 	if local {
-		u.local += sign
+		u.local += delta
 	}
 	if after := u.local > 0; after && !before {
 		c.local++
@@ -94,17 +93,17 @@ func (c *endpointCount) count(e netip.AddrPort, sign int32, local bool) {
 // endpoint for it.
 type noLocal struct{ Internal, External int }
 
-func (n *noLocal) add(svc *dataplane.Service, sign int) {
+func (n *noLocal) add(svc *dataplane.Service, delta int) {
 	for i := range svc.Ports {
 		p := &svc.Ports[i]
 		if !p.Available || len(p.Local) > 0 {
 			continue
 		}
 		if svc.InternalLocal {
-			n.Internal += sign
+			n.Internal += delta
 		}
 		if svc.ExternalLocal && svc.ExternallyAccessible(p) {
-			n.External += sign
+			n.External += delta
 		}
 	}
 }

@@ -41,7 +41,7 @@ func (s *Store) Compared(epoch int, outcomes map[dataplane.Family]dataplane.Outc
 		f := s.families[family]
 		if outcome.Err == nil {
 			f.difference = &outcome.Value
-			f.count(outcome.Value.Counts, now)
+			f.count(outcome.Value.Counts, now, outcome.Value.Unread)
 		}
 		if outcome.Err != nil || outcome.Value.Count > 0 && !later[family] || !suspected && f.retriable(&outcome.Value, now) {
 			again, f.full = true, true

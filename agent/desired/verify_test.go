@@ -46,3 +46,23 @@ func TestDriftChecksDoNotRetry(t *testing.T) {
 		t.Error("tried again with nothing to try")
 	}
 }
+
+// TestVerifiedTimeIsThatOfAReading: a verification that reads nothing does not change it.
+func TestVerifiedTimeIsThatOfAReading(t *testing.T) {
+	r := running(t)
+	clk := clocktesting.NewFakePassiveClock(agenttest.Epoch)
+	r.Store.clock = clk
+	for i, unread := range []bool{false, true, true, false} {
+		clk.SetTime(agenttest.Epoch.Add(time.Duration(i) * time.Minute))
+		r.Compared(r.actual.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{
+			dataplane.IPv4: {Value: dataplane.Difference{Unread: unread, Counts: dataplane.Counts{dataplane.Chains: 10 + i}}},
+		}, nil, false)
+		want := agenttest.Epoch.Add(time.Duration(i) * time.Minute)
+		if unread {
+			want = agenttest.Epoch
+		}
+		if k := r.Snapshot().Kernel; k == nil || !k.At.Equal(want) || k.Counts[dataplane.Chains] != 10+i {
+			t.Errorf("verification %d: %+v, want that of %v", i, k, want)
+		}
+	}
+}

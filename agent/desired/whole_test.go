@@ -153,7 +153,7 @@ func (w *drawn) service() v1alpha1.ServiceProxyRulesSpec {
 	return spec
 }
 
-// node draws the node's zone, settings and members.
+// node draws the node's zone, settings and local endpoints.
 func (w *drawn) node() *v1alpha1.NodeProxyRules {
 	return w.Node(func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.Node.Zone = w.one("", "a", "b", "c")

@@ -1,6 +1,3 @@
-// Package drift records which of the agent's rules other programs have modified, and decides
-// when these are compared and repaired: at first at once, then with growing pauses, so that
-// two programs do not fight forever. It also provides what the status reports of it.
 package drift
 
 import (
@@ -19,7 +16,7 @@ import (
 )
 
 const (
-	// GatherPause is the time from the first sign of an external change until the comparison:
+	// GatherPause is the time from the first indication of an external change until the comparison:
 	// a program that flushes one table is about to flush another.
 	GatherPause = 25 * time.Millisecond
 	// restPerCheck limits the cost of comparisons that find nothing: after CleanChecks of them
@@ -87,7 +84,7 @@ func New(c clock.PassiveClock, families []dataplane.Family) *Tracker {
 	return d
 }
 
-// Noticed takes a sign of an external change, and returns when to compare.
+// Noticed takes an indication of an external change, and returns when to compare.
 func (d *Tracker) Noticed(family dataplane.Family, c dataplane.Change) time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -96,11 +93,11 @@ func (d *Tracker) Noticed(family dataplane.Family, c dataplane.Change) time.Time
 	if c.By != "" {
 		f.by = c.By
 	}
-	at := later(now.Add(GatherPause), f.rested(c.Sure))
+	times := []time.Time{now.Add(GatherPause), f.rested(c.Sure)}
 	if f.found != nil { // the difference is known
-		at = later(at, f.nextRepair(now))
+		times = append(times, f.nextRepair(now))
 	}
-	return at
+	return slices.MaxFunc(times, time.Time.Compare)
 }
 
 // TakeDue returns the families whose comparison is due.
@@ -223,7 +220,7 @@ func (f *familyDrift) report(family dataplane.Family, examples []string) {
 	if len(examples) > 0 {
 		last = "; last: " + examples[0]
 	}
-	f.message = fmt.Sprintf("Another program repeatedly modifies nodeproxy's %s rules: repaired at least %d times since %s, with pauses of up to %s in which Services may fail on this node%s. Find the program that flushes or restores iptables rules, or virtual servers of mode IPVS, on this node (a firewall manager, a script, another proxy; \"nft monitor\" names programs of the nf_tables variant) and stop it.",
+	f.message = fmt.Sprintf("Another program repeatedly modifies nodeproxy's %s rules: repaired at least %d times since %s, with pauses of up to %s in which Services may fail on this node%s. Find the program that flushes or restores rules on this node (a firewall manager, a script, another proxy; \"nft monitor\" names programs that use nf_tables) and stop it.",
 		family, times, f.rowStart.UTC().Format(time.RFC3339), LongestDriftPause, last)
 }
 
@@ -239,7 +236,7 @@ func (f *familyDrift) nextRepair(now time.Time) time.Time {
 		}
 		pause *= 2
 	}
-	return later(now, f.rowEnd.Add(min(pause, LongestDriftPause)))
+	return slices.MaxFunc([]time.Time{now, f.rowEnd.Add(min(pause, LongestDriftPause))}, time.Time.Compare)
 }
 
 // drifted reports whether another program modifies the family's rules repeatedly.
@@ -287,14 +284,6 @@ func (d *Tracker) By(family dataplane.Family) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.families[family].by
-}
-
-// later returns the later of two times.
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }
 
 // Condition is the condition Drifted; nil: there is nothing to report.

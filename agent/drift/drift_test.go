@@ -33,7 +33,7 @@ func newDriftRig(t *testing.T) *driftRig {
 func (r *driftRig) pass(d time.Duration) { r.now.SetTime(r.now.Now().Add(d)) }
 
 // found lets a comparison of IPv4 find that others have changed what examples
-// say, and returns how long the repair waits; negative: nothing to repair.
+// name, and returns how long the repair waits; negative: nothing to repair.
 func (r *driftRig) found(took time.Duration, examples ...string) time.Duration {
 	d := dataplane.Difference{Count: len(examples), Examples: examples, Drifted: len(examples) > 0}
 	at, drifted := r.Compared(map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{dataplane.IPv4: {Value: d}}, r.now.Now(), took)[dataplane.IPv4]
@@ -106,7 +106,7 @@ func TestDriftedReportsRepeatedChanges(t *testing.T) {
 		r.pass(r.found(0, "chain KUBE-SERVICES missing in nat"))
 		r.repairs()
 	}
-	expect("at first", "")
+	expect("initially", "")
 	modify(0)
 	expect("after one repair", "")
 	modify(time.Second)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
 // patience bounds each wait.
@@ -122,8 +124,8 @@ func serveState(t *testing.T, handler http.Handler) string {
 func TestSlowConnectionsToOneCheckLeaveOthers(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	ports := portsFree(t, "tcp4", 2)
-	pay := ServiceKey{Namespace: "shop", Name: "pay"}
-	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}, pay: {Port: ports[1], LocalEndpoints: 1}}, nil)
+	pay := dataplane.ServiceName{Namespace: "shop", Name: "pay"}
+	r.Set(r.owned, map[dataplane.ServiceName]Check{cart: {Port: ports[0], LocalEndpoints: 1}, pay: {Port: ports[1], LocalEndpoints: 1}}, nil)
 	for _, port := range ports {
 		r.expect("127.0.0.1", port, 200, "1")
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/httpport"
 	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
@@ -30,9 +31,6 @@ const (
 	// maxLogged bounds how many problems one line of the log lists.
 	maxLogged = 10
 )
-
-// ServiceKey names a Service.
-type ServiceKey struct{ Namespace, Name string }
 
 // Check is the answer of a Service's health-check node port.
 type Check struct {
@@ -61,7 +59,7 @@ type Checks struct {
 	wake    pause.Wake
 
 	mu        sync.Mutex // guards everything below
-	desired   map[ServiceKey]Check
+	desired   map[dataplane.ServiceName]Check
 	addresses func() ([]netip.Addr, error)
 	failed    map[place]error // open ones that have stopped serving
 	problems  map[place]string
@@ -73,12 +71,12 @@ type Checks struct {
 
 // place is where a Service's health check is served.
 type place struct {
-	service ServiceKey
+	service dataplane.ServiceName
 	address netip.AddrPort
 }
 
 func (p place) problem(err error) string {
-	return fmt.Sprintf("health-check node port %d of Service %s/%s: %v", p.address.Port(), p.service.Namespace, p.service.Name, err)
+	return fmt.Sprintf("health-check node port %d of Service %s: %v", p.address.Port(), p.service, err)
 }
 
 // NewChecks returns Checks that serve nothing until they run.
@@ -94,7 +92,7 @@ func NewChecks(options ChecksOptions) *Checks {
 // addresses returns on which of the node's addresses to listen; it is called repeatedly, because
 // they change. Nil: on all, present and future ones. owned is the context of Run: once it is
 // done, Set has no effect.
-func (c *Checks) Set(owned context.Context, desired map[ServiceKey]Check, addresses func() ([]netip.Addr, error)) {
+func (c *Checks) Set(owned context.Context, desired map[dataplane.ServiceName]Check, addresses func() ([]netip.Addr, error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if owned.Err() != nil {
@@ -179,7 +177,7 @@ func (c *Checks) close(p place) {
 }
 
 // places are where to listen.
-func (c *Checks) places(desired map[ServiceKey]Check, addresses func() ([]netip.Addr, error)) (sets.Set[place], error) {
+func (c *Checks) places(desired map[dataplane.ServiceName]Check, addresses func() ([]netip.Addr, error)) (sets.Set[place], error) {
 	out := sets.Set[place]{}
 	if len(desired) == 0 {
 		return out, nil
@@ -230,7 +228,7 @@ func (c *Checks) setProblems(problems map[place]string) {
 	c.mu.Unlock()
 	begun, ended := missing(problems, former), missing(former, problems)
 	if len(begun) > 0 {
-		c.options.Log.Info("Could not open all health-check node ports; retrying every 5 s, everything else continues. Until then load balancers may send no connections for these Services to this node. Find the programs that have the ports (ss -ltnp)", "count", len(begun), "problems", begun[:min(len(begun), maxLogged)])
+		c.options.Log.Info("Could not open all health-check node ports; retrying every 5 s", "count", len(begun), "problems", begun[:min(len(begun), maxLogged)])
 	}
 	if len(ended) > 0 && len(problems) == 0 {
 		c.options.Log.Info("All health-check node ports are open now", "network", c.options.Network)
@@ -261,7 +259,7 @@ type checkAnswer struct {
 }
 
 // handler answers for a Service, on any path and method.
-func (c *Checks) handler(service ServiceKey) http.Handler {
+func (c *Checks) handler(service dataplane.ServiceName) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		c.mu.Lock()
 		count := c.desired[service].LocalEndpoints // 0 once it is no longer desired

@@ -15,9 +15,11 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-var cart = ServiceKey{Namespace: "shop", Name: "cart"}
+var cart = dataplane.ServiceName{Namespace: "shop", Name: "cart"}
 
 // checksRig runs Checks over the real network and a clock that the test moves.
 type checksRig struct {
@@ -56,7 +58,7 @@ func (r *checksRig) run() {
 }
 
 // on sets what to serve on loopback addresses, as settings that name ranges do.
-func (r *checksRig) on(desired map[ServiceKey]Check, addresses ...string) {
+func (r *checksRig) on(desired map[dataplane.ServiceName]Check, addresses ...string) {
 	r.move(addresses...)
 	r.Set(r.owned, desired, func() ([]netip.Addr, error) {
 		r.mu.Lock()
@@ -148,9 +150,9 @@ func TestCheckAnswers(t *testing.T) {
 		t.Run(network, func(t *testing.T) {
 			r := runChecks(t, network)
 			port := portsFree(t, network, 1)[0]
-			r.Set(r.owned, map[ServiceKey]Check{cart: {Port: port}}, nil)
+			r.Set(r.owned, map[dataplane.ServiceName]Check{cart: {Port: port}}, nil)
 			r.expect(host, port, 503, "0") // open without any endpoint
-			r.Set(r.owned, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 2}}, nil)
+			r.Set(r.owned, map[dataplane.ServiceName]Check{cart: {Port: port, LocalEndpoints: 2}}, nil)
 			got, err := probe(host, port) // at once
 			if err != nil || got.code != 200 || got.weight != "2" {
 				t.Errorf("two endpoints: %+v, %v", got, err)
@@ -171,7 +173,7 @@ func TestCheckAnswers(t *testing.T) {
 func TestCheckTakesAnyMethod(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	port := portsFree(t, "tcp4", 1)[0]
-	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil)
+	r.Set(r.owned, map[dataplane.ServiceName]Check{cart: {Port: port, LocalEndpoints: 1}}, nil)
 	r.expect("127.0.0.1", port, 200, "1")
 	for _, method := range []string{http.MethodHead, http.MethodPost, http.MethodDelete, "PROBE"} {
 		request, err := http.NewRequest(method, fmt.Sprintf("http://127.0.0.1:%d/a/b?c=d", port), nil)
@@ -192,8 +194,8 @@ func TestCheckTakesAnyMethod(t *testing.T) {
 func TestCheckFamiliesCountApart(t *testing.T) {
 	four, six := runChecks(t, "tcp4"), runChecks(t, "tcp6")
 	port := portsFree(t, "tcp", 1)[0]
-	four.Set(four.owned, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 2}}, nil)
-	six.Set(six.owned, map[ServiceKey]Check{cart: {Port: port}}, nil)
+	four.Set(four.owned, map[dataplane.ServiceName]Check{cart: {Port: port, LocalEndpoints: 2}}, nil)
+	six.Set(six.owned, map[dataplane.ServiceName]Check{cart: {Port: port}}, nil)
 	four.expect("127.0.0.1", port, 200, "2")
 	six.expect("::1", port, 503, "0")
 }
@@ -201,13 +203,13 @@ func TestCheckFamiliesCountApart(t *testing.T) {
 func TestCheckPortChanges(t *testing.T) { // row 148
 	r := runChecks(t, "tcp4")
 	ports := portsFree(t, "tcp4", 2)
-	pay := ServiceKey{Namespace: "shop", Name: "pay"}
-	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}}, nil)
+	pay := dataplane.ServiceName{Namespace: "shop", Name: "pay"}
+	r.Set(r.owned, map[dataplane.ServiceName]Check{cart: {Port: ports[0], LocalEndpoints: 1}}, nil)
 	r.expect("127.0.0.1", ports[0], 200, "1")
-	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: ports[1], LocalEndpoints: 1}, pay: {Port: ports[0], LocalEndpoints: 3}}, nil)
+	r.Set(r.owned, map[dataplane.ServiceName]Check{cart: {Port: ports[1], LocalEndpoints: 1}, pay: {Port: ports[0], LocalEndpoints: 3}}, nil)
 	r.expect("127.0.0.1", ports[1], 200, "1")
 	r.expect("127.0.0.1", ports[0], 200, "3") // of another Service now
-	r.Set(r.owned, map[ServiceKey]Check{pay: {Port: ports[0], LocalEndpoints: 3}}, nil)
+	r.Set(r.owned, map[dataplane.ServiceName]Check{pay: {Port: ports[0], LocalEndpoints: 3}}, nil)
 	r.expectClosed("127.0.0.1", ports[1])
 	r.expect("127.0.0.1", ports[0], 200, "3")
 	r.Set(r.owned, nil, nil)
@@ -225,8 +227,8 @@ func TestCheckPortInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = holder.Close() }() // closed below already, if all goes well
-	other := ServiceKey{Namespace: "shop", Name: "other"}
-	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: ports[0], LocalEndpoints: 1}, other: {Port: ports[1], LocalEndpoints: 1}}, nil)
+	other := dataplane.ServiceName{Namespace: "shop", Name: "other"}
+	r.Set(r.owned, map[dataplane.ServiceName]Check{cart: {Port: ports[0], LocalEndpoints: 1}, other: {Port: ports[1], LocalEndpoints: 1}}, nil)
 	r.expect("127.0.0.1", ports[1], 200, "1")
 	await(t, "a problem", func() bool { return len(r.Problems()) == 1 })
 	if got := r.Problems()[0]; !strings.Contains(got, "Service shop/cart") || !strings.Contains(got, fmt.Sprint(ports[0])) || !strings.Contains(got, "address already in use") {
@@ -236,8 +238,8 @@ func TestCheckPortInUse(t *testing.T) {
 		r.pause()
 	}
 	await(t, "another pause", r.clock.HasWaiters)
-	if said := r.log.String(); strings.Count(said, "Could not open") != 1 || !strings.Contains(said, "shop/cart") {
-		t.Errorf("log: %s", said)
+	if reported := r.log.String(); strings.Count(reported, "Could not open") != 1 || !strings.Contains(reported, "shop/cart") {
+		t.Errorf("log: %s", reported)
 	}
 	if r.changes.Load() != 1 {
 		t.Errorf("%d changes, want 1", r.changes.Load())
@@ -256,7 +258,7 @@ func TestCheckPortInUse(t *testing.T) {
 func TestCheckFollowsAddresses(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	port := portsFree(t, "tcp4", 1)[0]
-	desired := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
+	desired := map[dataplane.ServiceName]Check{cart: {Port: port, LocalEndpoints: 1}}
 	r.on(desired, "127.0.0.2")
 	r.expect("127.0.0.2", port, 200, "1")
 	r.expectClosed("127.0.0.1", port)
@@ -290,7 +292,7 @@ func TestCheckFollowsAddresses(t *testing.T) {
 func TestChecksEndAndBeginAgain(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	port := portsFree(t, "tcp4", 1)[0]
-	desired := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
+	desired := map[dataplane.ServiceName]Check{cart: {Port: port, LocalEndpoints: 1}}
 	r.Set(r.owned, desired, nil)
 	r.expect("127.0.0.1", port, 200, "1")
 	r.stop()
@@ -305,7 +307,7 @@ func TestChecksEndAndBeginAgain(t *testing.T) {
 func TestChecksAfterOwnershipEnds(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	port := portsFree(t, "tcp4", 1)[0]
-	desired := map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}
+	desired := map[dataplane.ServiceName]Check{cart: {Port: port, LocalEndpoints: 1}}
 	r.Set(r.owned, desired, nil)
 	r.expect("127.0.0.1", port, 200, "1")
 	over := r.owned
@@ -325,7 +327,7 @@ func TestChecksAreSetWhileTheyEnd(t *testing.T) {
 	var c *Checks
 	owned, end := context.WithCancel(t.Context())
 	port := portsFree(t, "tcp4", 1)[0]
-	set := func() { c.Set(owned, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil) }
+	set := func() { c.Set(owned, map[dataplane.ServiceName]Check{cart: {Port: port, LocalEndpoints: 1}}, nil) }
 	c = NewChecks(ChecksOptions{
 		Network: "tcp4", Clock: clocktesting.NewFakeClock(now), Healthy: func() bool { return true },
 	})
@@ -357,7 +359,7 @@ func TestChecksAreSetWhileTheyEnd(t *testing.T) {
 func TestCheckThatDies(t *testing.T) {
 	r := runChecks(t, "tcp4")
 	port := portsFree(t, "tcp4", 1)[0]
-	r.Set(r.owned, map[ServiceKey]Check{cart: {Port: port, LocalEndpoints: 1}}, nil)
+	r.Set(r.owned, map[dataplane.ServiceName]Check{cart: {Port: port, LocalEndpoints: 1}}, nil)
 	r.expect("127.0.0.1", port, 200, "1")
 	p := place{cart, netip.AddrPortFrom(netip.IPv4Unspecified(), port)}
 	r.mu2(func() { r.failed[p] = errors.New("accept: too bad") })

@@ -1,5 +1,3 @@
-// Package health answers probes over HTTP: those of load balancers and monitors on the proxy's
-// ports, and those of the kubelet on the agent's own.
 package health
 
 import (

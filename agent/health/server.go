@@ -31,7 +31,7 @@ const maxConnections = 256
 type Server struct {
 	// Name is what it serves, for the log and the status.
 	Name string
-	// Address is host:port. A loopback address stands for those of both IP families, so that no
+	// Address is host:port. A loopback address means those of both IP families, so that no
 	// other program can answer at the other one. Empty or "0": nothing is served.
 	Address string
 	// Flag is the flag that sets the address, for the log and the status.
@@ -109,7 +109,7 @@ func (s *Server) failed(address string, err error, logged string) string {
 		}
 	}
 	if text != logged {
-		s.Log.Error(err, "Could not serve; retrying every 5 s, everything else continues. Find the program that has the port (ss -ltnpe) and stop it, or choose another address", details...)
+		s.Log.Error(err, "Could not serve; retrying every 5 s", details...)
 	}
 	s.setProblem(address, fmt.Sprintf("the agent cannot serve %s (%s): %s; another program answers there: find the program that has the port (ss -ltnpe) and stop it, the agent retries every 5 s", s.Name, s.Flag, text))
 	return text

@@ -65,8 +65,8 @@ func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 		clk.Step(bindPause)
 	}
 	await(t, "a pause", clk.HasWaiters)
-	if said := log.String(); strings.Count(said, "Could not serve") != 1 || !strings.Contains(said, "--metrics-bind-address") || !strings.Contains(said, address) {
-		t.Errorf("log: %s", said)
+	if reported := log.String(); strings.Count(reported, "Could not serve") != 1 || !strings.Contains(reported, "--metrics-bind-address") || !strings.Contains(reported, address) {
+		t.Errorf("log: %s", reported)
 	}
 	if err := holder.Close(); err != nil {
 		t.Fatal(err)
@@ -127,8 +127,8 @@ func TestProblemsNameTheHolder(t *testing.T) {
 		t.Errorf("problems %q", got)
 	}
 	await(t, "a pause", clk.HasWaiters)
-	if said := log.String(); !strings.Contains(said, "uid 1000 has "+address) {
-		t.Errorf("log: %s", said)
+	if reported := log.String(); !strings.Contains(reported, "uid 1000 has "+address) {
+		t.Errorf("log: %s", reported)
 	}
 	if err := holder.Close(); err != nil {
 		t.Fatal(err)

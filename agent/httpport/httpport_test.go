@@ -55,8 +55,8 @@ func dial(t *testing.T, from, to string) *client {
 	return &client{t, conn, bufio.NewReader(conn)}
 }
 
-// say sends a part of a request.
-func (c *client) say(text string) {
+// send sends a part of a request.
+func (c *client) send(text string) {
 	c.t.Helper()
 	if _, err := io.WriteString(c, text); err != nil {
 		c.t.Fatal(err)
@@ -96,7 +96,7 @@ func TestOneTooManyClosesTheLongestWaiting(t *testing.T) {
 	limit := NewLimit(3)
 	address := serve(t, limit)
 	slow := dial(t, "127.0.0.1", address)
-	slow.say("GET / HTTP/1.1\r\nHo")
+	slow.send("GET / HTTP/1.1\r\nHo")
 	awaitOpen(t, limit, 1)
 	scraper := dial(t, "127.0.0.1", address)
 	awaitOpen(t, limit, 2)
@@ -127,14 +127,14 @@ func TestOneTooManyClosesTheLongestWaiting(t *testing.T) {
 func TestClientWithMostConnectionsLosesThem(t *testing.T) {
 	address := serve(t, NewLimit(4))
 	kubelet := dial(t, "127.0.0.2", address)
-	kubelet.say("GET / HTTP/1.1\r\n")
+	kubelet.send("GET / HTTP/1.1\r\n")
 	for range 20 {
-		dial(t, "127.0.0.1", address).say("G")
+		dial(t, "127.0.0.1", address).send("G")
 	}
 	if err := dial(t, "127.0.0.3", address).get(); err != nil {
 		t.Errorf("a client that comes: %v", err)
 	}
-	kubelet.say("Host: here\r\n\r\n")
+	kubelet.send("Host: here\r\n\r\n")
 	if response, err := http.ReadResponse(kubelet.answers, nil); err != nil || response.Body.Close() != nil || response.StatusCode != 200 {
 		t.Errorf("the client that was there: %v, %v", response, err)
 	}
@@ -200,7 +200,7 @@ func await(t *testing.T, limit *Limit, problem string, state func() bool) {
 
 func TestLongHeadersAreNotRead(t *testing.T) {
 	c := dial(t, "127.0.0.1", serve(t, NewLimit(1)))
-	c.say("GET / HTTP/1.1\r\nHost: here\r\nX: " + strings.Repeat("x", 2*maxHeaderBytes))
+	c.send("GET / HTTP/1.1\r\nHost: here\r\nX: " + strings.Repeat("x", 2*maxHeaderBytes))
 	response, err := http.ReadResponse(c.answers, nil)
 	if err != nil {
 		t.Fatal(err)

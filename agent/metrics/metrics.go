@@ -1,7 +1,3 @@
-// Package metrics is the registry of the agent's metrics and has most of the metrics themselves:
-// metrics.go those of nodeproxy, proxymetrics.go those with the meaning and name of one of
-// kube-proxy's. Packages with metrics of their own register them here. docs/metrics.md lists all
-// of them; a test compares.
 package metrics
 
 import (
@@ -102,7 +98,7 @@ func RegisterMetrics(r prometheus.Registerer) *Metrics {
 		objectGone:   f.gauge("node_proxy_rules_missing", "1 while the node's NodeProxyRules does not exist; the last known one stays applied."),
 		conditions:   f.gauges("condition", "Conditions of the node's NodeProxyRules as the agent would write them now: 1 if the status is True, 0 if it is False. A condition that is absent has no series.", "type", "reason"),
 		Checks:       f.counter("other_proxy_checks_total", "Checks for other proxies on the node: every one to a few seconds, and before every write."),
-		modes:        f.gauges("mode", "1 for the mode that runs (IPTables, IPVS), 0 for the others.", "mode"),
+		modes:        f.gauges("mode", "1 for the mode that runs (IPTables, IPVS, NFTables), 0 for the others.", "mode"),
 		fallback:     f.gauge("mode_fallback", "1 while another mode runs than the requested one, because the node cannot run that."),
 		build:        factory{f.Factory, "nodeproxy_"}.gauges("build_info", "1, with the release and the version of Go that it was built with.", "version", "go_version"),
 		objects:      map[dataplane.ObjectMetric]*prometheus.GaugeVec{},

@@ -4,7 +4,8 @@
 // Where to look:
 //
 //   - owner.go: acquires ownership, watches it and loses it
-//   - waiting.go: how long no other proxy must show before
+//   - waiting.go: how long no other proxy may have been detected before the agent writes
 //   - probe.go: probes the ports of other proxies
+//   - serving.go: asks another proxy whether it serves
 //   - detection: detects them in the kernel
 package ownership

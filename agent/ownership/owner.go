@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 )
 
@@ -25,7 +26,7 @@ const (
 	// orientPatience is how long an agent that starts waits for what the API shows, before
 	// it writes: it may have to remove rules instead.
 	orientPatience = 5 * time.Second
-	// formerEvidence stands for the evidence that an earlier run of the agent reported.
+	// formerEvidence is used instead of the evidence that an earlier run of the agent reported.
 	formerEvidence = "reported before this agent started"
 )
 
@@ -44,8 +45,9 @@ type Options struct {
 	FormerConflict func() bool
 	// Checks counts checks for other proxies.
 	Checks prometheus.Counter
-	// Changed is called if Facts may have changed, Cleared once rules may be removed.
-	Changed, Cleared func()
+	// Changed is called if Facts may have changed, Cleared once rules may be removed, Beside
+	// after each check that shows another proxy while the agent does not write.
+	Changed, Cleared, Beside func()
 }
 
 // Facts are what is known of other proxies.
@@ -68,7 +70,7 @@ type Owner struct {
 	Options
 	started, began  time.Time // of the agent and the current ownership
 	waiting         waiting
-	ready, switched chan struct{}
+	ready, switched pause.Wake
 
 	mu    sync.Mutex // guards everything below
 	owned bool
@@ -84,7 +86,7 @@ type Owner struct {
 func New(o Options) *Owner {
 	return &Owner{
 		Options: o, started: o.Clock.Now(), waiting: waiting{now: o.Clock.Now},
-		ready: make(chan struct{}, 1), switched: make(chan struct{}, 1),
+		ready: pause.NewWake(), switched: pause.NewWake(),
 	}
 }
 
@@ -104,12 +106,15 @@ func (o *Owner) Acquire(ctx context.Context) bool {
 		}
 		unknown := o.unanswered(err)
 		free := o.waiting.checked(evidence != "", unknown)
-		audit, removing := o.Store.Auditing(), o.Store.Removing()
+		audit, removing := o.Store.Auditing(), o.Store.CurrentRemoval().Requested
 		switch {
 		case evidence != "" || free:
 			o.note(evidence, false)
 		default:
 			o.note(o.Facts().Other, unknown)
+		}
+		if evidence != "" && !removing {
+			o.Beside()
 		}
 		if removing && o.oriented() && o.Store.ClearRemoval(evidence, free) {
 			o.Cleared()
@@ -119,20 +124,20 @@ func (o *Owner) Acquire(ctx context.Context) bool {
 		}
 		// Only a set that is still missing is waited for: later every event of a watch
 		// would cause a check.
-		pause, complete := checkPause, o.ready
+		wait, complete := checkPause, o.ready
 		if ready || !free || audit || removing {
 			complete = nil
 		}
 		if free && (audit || o.Store.CurrentRemoval().Done) {
-			pause = idlePause
+			wait = idlePause
 		}
-		o.wait(ctx, pause, complete)
+		o.wait(ctx, wait, complete)
 	}
 }
 
-// wait waits for a pause, or until there is something to do.
-func (o *Owner) wait(ctx context.Context, pause time.Duration, complete <-chan struct{}) {
-	timer := o.Clock.NewTimer(pause)
+// wait waits for as long as limit, or until there is something to do.
+func (o *Owner) wait(ctx context.Context, limit time.Duration, complete <-chan struct{}) {
+	timer := o.Clock.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
@@ -151,19 +156,12 @@ func (o *Owner) oriented() bool {
 // Readied ends a wait for the first complete set, if there is one.
 func (o *Owner) Readied() {
 	if o.Store.Ready() && o.oriented() {
-		signal(o.ready)
+		o.ready.Up()
 	}
 }
 
 // Switched is called when the settings have changed or a removal begins or ends.
-func (o *Owner) Switched() { signal(o.switched) }
-
-func signal(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // it is signaled already
-	}
-}
+func (o *Owner) Switched() { o.switched.Up() }
 
 // Detect returns what shows another proxy; empty: nothing does. With probe it also probes
 // the ports. An error means that the ports have not answered.
@@ -248,7 +246,7 @@ func (o *Owner) Watch(ctx context.Context) {
 		if audit {
 			o.Log.Info("Enforcement is Audit now; closing the proxy's ports and writing nothing. The rules stay but are no longer updated unless another proxy runs")
 		}
-		if audit || o.Store.Removing() {
+		if audit || o.Store.CurrentRemoval().Requested {
 			o.lose("")
 			break
 		}
@@ -306,7 +304,7 @@ func (o *Owner) MayWrite() bool {
 	o.mu.Lock()
 	owned := o.owned
 	o.mu.Unlock()
-	return owned && o.Store.Ready() && !o.Store.Auditing() && !o.Store.Removing()
+	return owned && o.Store.Ready() && !o.Store.Auditing() && !o.Store.CurrentRemoval().Requested
 }
 
 // Context ends when the current ownership does.

@@ -33,7 +33,7 @@ const (
 	// ProbeLimit is how many consecutive probes may go unanswered until the listener is
 	// assumed to be no proxy.
 	ProbeLimit = 5
-	// maxAnswer limits what is read of an answer, in bytes.
+	// maxAnswer limits what is read of most answers, in bytes.
 	maxAnswer = 64 << 10
 	// InstanceHeader distinguishes the ports of this agent from those of another one.
 	InstanceHeader = "Nodeproxy-Agent"
@@ -58,6 +58,10 @@ type endpoint struct {
 	path    string
 	// read returns the evidence of an answer; empty: it is no proxy's.
 	read func(code int, body []byte) string
+	// limit bounds what is read of an answer, in bytes.
+	limit int64
+	// notOurs: answers of any nodeproxy-agent do not count.
+	notOurs bool
 }
 
 func (e endpoint) url() string { return "http://" + e.address.String() + e.path }
@@ -83,7 +87,7 @@ func ProbeHealth(address netip.AddrPort, of Sockets, log logr.Logger) ProbeFunc 
 
 // modeAt is a port where kube-proxy reports its mode. What answers 200 is a proxy.
 func modeAt(address netip.AddrPort) endpoint {
-	e := endpoint{address: address, path: "/proxyMode"}
+	e := endpoint{address: address, path: "/proxyMode", limit: maxAnswer}
 	e.read = func(code int, body []byte) string {
 		if code != http.StatusOK {
 			return ""
@@ -99,7 +103,7 @@ func modeAt(address netip.AddrPort) endpoint {
 
 // healthAt is a port where a proxy reports its health.
 func healthAt(address netip.AddrPort) endpoint {
-	e := endpoint{address: address, path: "/healthz"}
+	e := endpoint{address: address, path: "/healthz", limit: maxAnswer}
 	e.read = func(_ int, body []byte) string {
 		var answer struct {
 			LastUpdated, CurrentTime string
@@ -185,7 +189,7 @@ func listens(l *sockets.Listener, err error) (finding, bool) {
 		return finding{}, false
 	case l.UID != 0:
 		return finding{
-			odd:     "A process that is not root's listens at kube-proxy's port; assuming that it is no proxy. Find it (ss -ltnpe) and have it use another port; if it is a pod's, forbid host networking in its namespace (Pod Security level baseline)",
+			odd:     "A process that is not root's listens at kube-proxy's port; assuming that it is no proxy",
 			details: []any{"uid", l.UID},
 		}, false
 	default:
@@ -205,7 +209,7 @@ func answered(a answer, silent error, same bool) finding {
 	case !a.here: // another process has answered
 		return finding{
 			silent: errors.New("probing for another proxy: connections are redirected"),
-			odd:    "Rules of this node redirect connections to a port of kube-proxy; assuming that the answer is no proxy's. Find the pod with this hostPort and have it use another one",
+			odd:    "Rules of this node redirect connections to a port of kube-proxy; assuming that the answer is no proxy's",
 		}
 	case !same:
 		return finding{silent: errors.New("probing for another proxy: another process listens now")}
@@ -267,13 +271,13 @@ func (e endpoint) ask(ctx context.Context, instance string, of Sockets) (answer,
 	if err := request.Write(conn); err != nil {
 		return a, unanswered(err)
 	}
-	response, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, maxAnswer)), request)
+	response, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, e.limit)), request)
 	if err != nil {
 		return a, unanswered(err)
 	}
 	defer func() { _ = response.Body.Close() }() // only read from
 	other := response.Header.Get(InstanceHeader)
-	if other != "" && other == instance {
+	if other != "" && (other == instance || e.notOurs) {
 		return a, nil
 	}
 	// An answer that cannot be read completely also counts.

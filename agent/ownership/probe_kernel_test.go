@@ -111,7 +111,7 @@ func TestAHostPortIsNoProxy(t *testing.T) {
 		t.Errorf("nothing listens: %+v", f)
 	}
 	serveProxy(t, node, 0, "tcp", ProxyModeAddress)
-	if f := p.probe(t.Context(), e, "me"); f.evidence != "" || f.silent == nil || !strings.Contains(f.odd, "hostPort") {
+	if f := p.probe(t.Context(), e, "me"); f.evidence != "" || f.silent == nil || !strings.Contains(f.odd, "redirect connections") {
 		t.Errorf("root listens: %+v", f)
 	}
 	node.Run(t, "nft delete table ip test")

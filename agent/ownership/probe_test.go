@@ -46,7 +46,7 @@ func TestWhoseAnswersCount(t *testing.T) {
 		{name: "a user has come meanwhile, silent", Sockets: list(ofRoot, ofUser), slow: true, asked: true, log: `"uid"=1000`},
 		{name: "root has gone meanwhile", Sockets: list(ofRoot, nil), asked: true},
 		{name: "another one of root has come meanwhile", Sockets: list(ofRoot, another), asked: true, silent: true},
-		{name: "a rule leads elsewhere", Sockets: &agenttest.Sockets{Listeners: []*sockets.Listener{ofRoot}, Elsewhere: true}, silent: true, log: "hostPort"},
+		{name: "a rule leads elsewhere", Sockets: &agenttest.Sockets{Listeners: []*sockets.Listener{ofRoot}, Elsewhere: true}, silent: true, log: "redirect connections"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			log := &agenttest.Log{}
@@ -120,7 +120,7 @@ func TestProbeWithoutListener(t *testing.T) {
 	if evidence, err := probe(&agenttest.Sockets{Listeners: []*sockets.Listener{{}, nil}}, logr.Discard(), e)(t.Context(), "me"); evidence != "" || err != nil {
 		t.Errorf("it has gone: %q, %v", evidence, err)
 	}
-	// A rule refuses connections for what listens there.
+	// A rule rejects connections although a server listens there.
 	if evidence, err := asRoots(e)(t.Context(), "me"); evidence != "" || err == nil {
 		t.Errorf("it has not been asked: %q, %v", evidence, err)
 	}

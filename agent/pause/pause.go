@@ -1,4 +1,3 @@
-// Package pause waits for a time or for the end of a context, whichever comes first.
 package pause
 
 import (

@@ -139,7 +139,7 @@ func TestAPortIsSharedByOneUser(t *testing.T) {
 	}
 }
 
-// TestCookies tell one listener from the next.
+// TestCookies distinguish one listener from the next.
 func TestCookies(t *testing.T) {
 	enter(t)
 	at := netip.MustParseAddrPort("[::1]:10249")

@@ -11,6 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
+	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -75,7 +76,18 @@ func conflictMessage(f Facts) string {
 		return fmt.Sprintf("Another proxy was active on this node (%s) but has not been detected since %s. The agent writes nothing and opens none of the proxy's ports until %s after that, and then takes over.",
 			f.OtherProxy, f.OtherGone.UTC().Format(time.RFC3339), f.OtherWait)
 	}
+	if remaining := f.remaining(); remaining != "" {
+		return fmt.Sprintf("Another proxy is active on this node (%s): the agent writes nothing, and takes over once you stop that proxy. Until then, %s.", f.OtherProxy, remaining)
+	}
 	return fmt.Sprintf("Another proxy is active on this node (%s): the agent writes nothing and opens none of the proxy's ports. Stop it on this node (kube-proxy: delete its DaemonSet, or keep its pods off this node), and the agent takes over.", f.OtherProxy)
+}
+
+// remaining is what packets meet before another proxy's rules, and until when; empty: nothing.
+func (f Facts) remaining() string {
+	if f.Remaining == "" {
+		return ""
+	}
+	return fmt.Sprintf("packets still meet rules of nodeproxy first, which are no longer updated (%s): the agent removes them once that proxy reports at %s that it has programmed Services; if it cannot (kube-proxy before 1.31, most others), stop agent and proxy on this node, run \"nodeproxy-agent cleanup\", and start the proxy again", f.Remaining, ownership.MetricsURL)
 }
 
 // ExplainsIdle reports whether the conditions explain why an agent that accepts its object writes
@@ -99,12 +111,12 @@ func pressureCondition(report *v1alpha1.ConntrackReport, former []metav1.Conditi
 	switch {
 	case conntrack.Pressed(old != nil && old.Status == metav1.ConditionTrue, report.Entries, report.Max):
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull
-		c.Message = fmt.Sprintf("The connection tracking table has been %d %% full or more, see status.conntrack: %s", conntrack.PressureFrom, conntrack.PressureAdvice)
+		c.Message = fmt.Sprintf("The connection tracking table has reached %d %% of its size (see status.conntrack): %s", conntrack.PressureFrom, conntrack.PressureAdvice)
 	case old == nil:
 		return nil
 	default:
 		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonTableHasRoom
-		c.Message = fmt.Sprintf("The connection tracking table has room. Once %d %% are in use, this becomes True.", conntrack.PressureFrom)
+		c.Message = fmt.Sprintf("Less than %d %% of the connection tracking table is in use.", conntrack.PressureFrom)
 	}
 	return c
 }

@@ -48,7 +48,7 @@ func TestPressureCondition(t *testing.T) {
 		t.Error("the message changes with the statistics, and is written each time")
 	}
 	if !strings.Contains(message(80), "spec.settings.conntrack.maxPerCore") {
-		t.Errorf("message %q does not say what to do", message(80))
+		t.Errorf("message %q does not explain what to do", message(80))
 	}
 }
 

@@ -27,8 +27,8 @@ func ProgrammedCondition(s desired.Snapshot, f Facts) metav1.Condition {
 	if all := slices.Concat(s.Warnings, f.Warnings, f.Leftovers, f.Tracking.Warnings); len(all) > 0 {
 		c.Message += v1alpha1.MessageRestrictions + strings.Join(all, "; ")
 	}
-	if len(s.Retiring) > 0 {
-		c.Message += "; " + strings.Join(s.Retiring, "; ")
+	if len(s.PendingCleanups) > 0 {
+		c.Message += "; " + strings.Join(s.PendingCleanups, "; ")
 	}
 	if f.Drift.Message != "" {
 		c.Message += "; but another program repeatedly modifies the rules: see the condition " + v1alpha1.ConditionDrifted
@@ -69,7 +69,7 @@ func programmedRow(s desired.Snapshot, f Facts) metav1.Condition {
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, "Changes have been pending since "+since+". See the agent's log on this node.")
 	case len(s.Rejected) > 0:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected,
-			fmt.Sprintf("All Services are programmed but %d, whose rules the kernel rejects: %s", len(s.Rejected), rejectedText(&s)))
+			fmt.Sprintf("The kernel rejects the rules of %s and has those of all others; fix the cause in the Service or on the node: %s", wording.Count(len(s.Rejected), "Service"), rejectedText(&s)))
 	case lasting(&s, s.RetainedSince) || lasting(&s, s.UnconfirmedSince):
 		return row(metav1.ConditionTrue, v1alpha1.ReasonRetained, retainedMessage(s))
 	default:
@@ -102,34 +102,38 @@ func removal(r desired.Removal, f Facts) (reason, message string) {
 	}
 }
 
-// maintainer says which program maintains the rules in Audit.
+// maintainer returns which program maintains the rules in Audit.
 func maintainer(f Facts) string {
 	switch {
 	case f.OtherProxy != "" && f.OtherGone.IsZero():
-		return fmt.Sprintf("this agent writes nothing; another proxy runs on this node (%s)", f.OtherProxy)
+		message := fmt.Sprintf("this agent writes nothing; another proxy runs on this node (%s)", f.OtherProxy)
+		if remaining := f.remaining(); remaining != "" {
+			message += "; " + remaining
+		}
+		return message
 	case f.OtherProxy != "":
 		return fmt.Sprintf("this agent writes nothing; another proxy ran on this node (%s) and has not been detected since %s", f.OtherProxy, f.OtherGone.UTC().Format(time.RFC3339))
 	case f.Unanswered:
 		return "this agent writes nothing, and does not know yet whether another proxy runs on this node"
 	default:
-		return "no program maintains the rules, because this agent writes nothing and no other proxy is detected on this node; start kube-proxy on it, or set spec.settings.enforcement to Enforce"
+		return v1alpha1.MessageUnmaintained + ", because this agent writes nothing and no other proxy is detected on this node; start kube-proxy on it, or set spec.settings.enforcement to Enforce"
 	}
 }
 
 func firstStateMessage(s desired.Snapshot, f Facts) string {
 	switch {
 	case f.Audit && s.Listed:
-		return "Enforcement is Audit: the kernel has not been compared with the desired state yet."
+		return "Enforcement is Audit: the kernel has not been compared with the desired state yet. If this lasts, see the agent's log on this node."
 	case f.Unanswered && !f.Audit:
 		return fmt.Sprintf("%s, where kube-proxy would answer, accepts connections but has not answered yet. Nothing is written until it answers, its port is closed, or %d requests in a row get no answer; if kube-proxy runs on this node, stop it.", ownership.ProxyModeAddress, ownership.ProbeLimit)
 	case !s.Listed:
 		return "Since it started, the agent waits for the list of ServiceProxyRules. If this lasts, see the agent's log on this node."
 	default:
-		return "No complete state has been written to the kernel since the agent started or acquired ownership."
+		return "No complete state has been written to the kernel since the agent started or acquired ownership. If this lasts, see the agent's log on this node."
 	}
 }
 
-// RestoredMessage says that the node uses its checkpoint; empty: it does not. It has no age, which
+// RestoredMessage returns that the node uses its checkpoint; empty: it does not. It has no age, which
 // would cause repeated writes.
 func RestoredMessage(s *desired.Snapshot) string {
 	if !s.Restored.Active() {
@@ -150,8 +154,11 @@ func RestoredMessage(s *desired.Snapshot) string {
 		what, wording.Clip(s.Restored.Why, wording.MaxExample), s.Restored.Written.UTC().Format(time.RFC3339), how)
 }
 
+// retainedMessage returns why rules are retained and what to do, in one sentence: restrictions may
+// follow.
 func retainedMessage(s desired.Snapshot) string {
 	var parts []string
+	advice := ""
 	if text := RestoredMessage(&s); text != "" {
 		parts = append(parts, text)
 	}
@@ -164,16 +171,23 @@ func retainedMessage(s desired.Snapshot) string {
 		if more := n - len(names); more > 0 {
 			text += fmt.Sprintf(" and %d more", more)
 		}
-		parts = append(parts, fmt.Sprintf("The ServiceProxyRules of %s have vanished although their Services have not ended: their rules are retained until the objects return or the controller confirms that the Services are gone", text))
+		parts = append(parts, fmt.Sprintf("the ServiceProxyRules of %s have vanished although their Services have not ended: their rules are retained until the objects return or the controller confirms that the Services are gone", text))
+		advice = "if this lasts, check that the controller runs"
 	}
 	if lasting(&s, s.UnconfirmedSince) && !s.Restored.Services {
 		if s.InventoryKnown {
-			parts = append(parts, "The ServiceProxyRules differ from status.inventory of the NodeProxy: no rules are removed until they agree; check that the controller runs")
+			parts = append(parts, "the list of ServiceProxyRules differs from status.inventory of the NodeProxy: no rules are removed until they agree")
+			advice = "if this lasts, check that the controller runs"
 		} else {
-			parts = append(parts, `There is no NodeProxy "cluster" with a status.inventory: no rules are removed until there is; create the NodeProxy, and check that the controller runs`)
+			parts = append(parts, `there is no NodeProxy "cluster" with a status.inventory: no rules are removed until there is`)
+			advice = "create the NodeProxy, and check that the controller runs"
 		}
 	}
-	return strings.Join(parts, ". ")
+	if advice != "" {
+		parts = append(parts, advice)
+	}
+	text := strings.Join(parts, "; ")
+	return strings.ToUpper(text[:1]) + text[1:]
 }
 
 // rejectedText names some of the rejected Services, human-readable.

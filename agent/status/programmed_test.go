@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// programmedCase is what makes a row apply, and what is said then.
+// programmedCase is what makes a row apply, and what is reported then.
 type programmedCase struct {
 	title, want string
 	edit        func(*desired.Snapshot, *Facts)

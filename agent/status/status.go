@@ -1,13 +1,8 @@
-// Package status turns what is desired (a desired.Snapshot) and what else the agent knows (Facts)
-// into the status of the node's NodeProxyRules with its conditions.
-//
-//   - status.go: the status
-//   - programmed.go: the condition Programmed
-//   - conditions.go: Accepted, ConflictingProxy, ModeFallback, ConntrackPressure
-//   - writer.go: when the status is written
 package status
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,6 +33,8 @@ type Facts struct {
 	Started  time.Time
 	Kernel   string
 	Iptables string
+	// Modes are those that the node could run.
+	Modes    []v1alpha1.ModeSupport
 	Formats  desired.Formats
 	Families []dataplane.Family
 	Audit    bool // enforcement is Audit
@@ -47,8 +44,10 @@ type Facts struct {
 	OtherGone  time.Time
 	OtherWait  time.Duration
 	Unanswered bool
-	Tracking   conntrack.TunerFacts
-	Drift      drift.Facts
+	// Remaining is what that proxy does not take over, human-readable.
+	Remaining string
+	Tracking  conntrack.TunerFacts
+	Drift     drift.Facts
 	// Warnings are failures that do not concern rules.
 	Warnings  []string
 	Leftovers []string
@@ -71,7 +70,7 @@ func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.Node
 		Drift:                  &v1alpha1.DriftReport{Repairs: f.Drift.Repairs, Examples: wording.Examples(f.Drift.Examples)},
 		Agent: &v1alpha1.AgentReport{
 			Version: f.Version, StartTime: Seconds(f.Started), Kernel: f.Kernel, IPTables: f.Iptables,
-			FormatVersions: f.Formats,
+			FormatVersions: f.Formats, Modes: f.Modes,
 		},
 	}
 	for _, family := range f.Families {
@@ -84,6 +83,10 @@ func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.Node
 		status.Kernel = &v1alpha1.KernelCounts{
 			VerifiedTime: Seconds(s.Kernel.At), Chains: int32(counts[dataplane.Chains]), Rules: int32(counts[dataplane.Rules]),
 			IPSetEntries: int32(counts[dataplane.SetEntries]), VirtualServers: int32(counts[dataplane.VirtualServers]), RealServers: int32(counts[dataplane.RealServers]),
+		}
+		sets := counts.Sets()
+		for _, name := range slices.Sorted(maps.Keys(sets)) {
+			status.Kernel.Sets = append(status.Kernel.Sets, v1alpha1.SetCount{Name: name, Elements: int32(sets[name])})
 		}
 	}
 	if s.Difference != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,12 @@ func TestConditions(t *testing.T) {
 		{"another proxy that has just gone", func(s *desired.Snapshot, f *Facts) {
 			f.OtherProxy, f.OtherGone, f.OtherWait = "ipvs answers", ago(time.Second), 10*time.Second
 		}, "True Accepted", "False ConflictingProxy", "has not been detected since 2026-11-20T08:59:59Z. The agent writes nothing and opens none of the proxy's ports until 10s after that"},
+		{"another proxy does not take over everything", func(s *desired.Snapshot, f *Facts) {
+			f.OtherProxy, f.Remaining = "iptables answers", "nf_tables table ip nodeproxy"
+		}, "True Accepted", "False ConflictingProxy", `no longer updated (nf_tables table ip nodeproxy): the agent removes them once that proxy reports at http://127.0.0.1:10249/metrics`},
+		{"another proxy does not take over everything, in Audit", func(s *desired.Snapshot, f *Facts) {
+			s.Audit, f.Audit, f.OtherProxy, f.Remaining = true, true, "iptables answers", "nf_tables table ip nodeproxy"
+		}, "True Accepted", "True AuditInSync", `(iptables answers); packets still meet rules of nodeproxy first, which are no longer updated (nf_tables table ip nodeproxy): the agent removes them once`},
 		{"another proxy comes before a failure", func(s *desired.Snapshot, f *Facts) { f.OtherProxy, s.Err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
 		{"another proxy, and not accepted", func(s *desired.Snapshot, f *Facts) {
 			f.OtherProxy, s.Rejection = "ipvs", &desired.Rejection{Reason: "Unsupported", Message: "m"}
@@ -69,7 +76,7 @@ func TestConditions(t *testing.T) {
 		{"a change waits for longer", func(s *desired.Snapshot, _ *Facts) { s.OldestPending = ago(10*time.Second + 1) }, "True Accepted", "False Pending", "pending since 2026-11-20T08:59:49Z"},
 		{"rejected Services", func(s *desired.Snapshot, _ *Facts) {
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3", agenttest.Name("a"): "line 2"}
-		}, "True Accepted", "True SomeServicesRejected", "All Services are programmed but 2, whose rules the kernel rejects: shop/a: line 2; shop/b: line 3."},
+		}, "True Accepted", "True SomeServicesRejected", "The kernel rejects the rules of 2 Services and has those of all others; fix the cause in the Service or on the node: shop/a: line 2; shop/b: line 3."},
 		{"rejected Services come before retained ones", func(s *desired.Snapshot, _ *Facts) {
 			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("b"): "line 3"}
 			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
@@ -83,6 +90,17 @@ func TestConditions(t *testing.T) {
 		{"retained, and a warning", func(s *desired.Snapshot, _ *Facts) {
 			s.Retained, s.RetainedSince, s.Warnings = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute), []string{"x cannot be set", "y neither"}
 		}, "True Accepted", "True Retained", ". Restrictions: x cannot be set; y neither"},
+		{"restored and retained, without NodeProxy, and a warning", func(s *desired.Snapshot, _ *Facts) {
+			s.Restored = desired.Restored{Rules: true, Written: ago(time.Hour), Why: "forbidden"}
+			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
+			s.UnconfirmedSince, s.InventoryKnown, s.Warnings = ago(time.Minute), false, []string{"x cannot be set"}
+		}, "True Accepted", "True Retained", "The NodeProxyRules of this node could not be read from the API since the agent started (forbidden): until the API answers, the node uses the checkpoint on its disk, written 2026-11-20T08:00:00Z: what the kernel lacks is repaired, nothing is changed or removed; " +
+			"the ServiceProxyRules of shop/a have vanished although their Services have not ended: their rules are retained until the objects return or the controller confirms that the Services are gone; " +
+			`there is no NodeProxy "cluster" with a status.inventory: no rules are removed until there is; create the NodeProxy, and check that the controller runs. Restrictions: x cannot be set`},
+		{"retained, the inventory differs, and a warning", func(s *desired.Snapshot, _ *Facts) {
+			s.Retained, s.RetainedSince = []dataplane.ServiceName{agenttest.Name("a")}, ago(time.Minute)
+			s.UnconfirmedSince, s.Warnings = ago(time.Minute), []string{"x cannot be set"}
+		}, "True Accepted", "True Retained", "the Services are gone; the list of ServiceProxyRules differs from status.inventory of the NodeProxy: no rules are removed until they agree; if this lasts, check that the controller runs. Restrictions: x cannot be set"},
 		{"unconfirmed for less than 10 s", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(9 * time.Second) }, "True Accepted", "True Programmed", ""},
 		{"the inventory differs", func(s *desired.Snapshot, _ *Facts) { s.UnconfirmedSince = ago(time.Minute) }, "True Accepted", "True Retained", "status.inventory"},
 		{"leftovers of another proxy", func(_ *desired.Snapshot, f *Facts) { f.Leftovers = []string{"device kube-ipvs0 is left"} }, "True Accepted", "True Programmed", ". Restrictions: device kube-ipvs0 is left"},
@@ -131,6 +149,11 @@ func TestConditions(t *testing.T) {
 			if m := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed).Message; !strings.Contains(m, tt.message) {
 				t.Errorf("message %q lacks %q", m, tt.message)
 			}
+			for _, c := range status.Conditions {
+				if n := len(sentenceEnds.FindAllString(c.Message, -1)); n > 2 {
+					t.Errorf("%s has %d sentences, more than two: %s", c.Type, n, c.Message)
+				}
+			}
 			conflict := "absent"
 			if f.Conflict() != "" {
 				conflict = "True ConflictingProxy"
@@ -141,6 +164,9 @@ func TestConditions(t *testing.T) {
 		})
 	}
 }
+
+// sentenceEnds matches the end of a sentence.
+var sentenceEnds = regexp.MustCompile(`\.( [A-Z]|$)`)
 
 // TestNoNamespaceHidesRejectedServicesOfOthers: however many of one are rejected.
 func TestNoNamespaceHidesRejectedServicesOfOthers(t *testing.T) {
@@ -298,7 +324,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		w.s.Applied.SettingsRevision = "0"
 		expect(t, w, 0, true)
 	})
-	t.Run("a membership change within 5 s", func(t *testing.T) {
+	t.Run("a change of local endpoints within 5 s", func(t *testing.T) {
 		w := written(t)
 		w.s.Applied.Generation = 89
 		expect(t, w, time.Second, false)
@@ -373,10 +399,10 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		}
 		expect(t, w, time.Second, true)
 		if got := w.b.Stored.Status.Difference; w.b.Writes != writes+1 || got.Count != 61 {
-			t.Errorf("%d writes in a minute, the last says %+v", w.b.Writes-writes, got)
+			t.Errorf("%d writes in a minute, the last reports %+v", w.b.Writes-writes, got)
 		}
 		w.s.Difference.Examples = []string{"b"}
-		expect(t, w, time.Minute, false) // a figure
+		expect(t, w, time.Minute, false) // a count
 	})
 	t.Run("changes by another writer, at most once a second", func(t *testing.T) {
 		w := written(t)
@@ -454,13 +480,13 @@ func TestWhenStatusIsWritten(t *testing.T) {
 			t.Errorf("reason %s", c.Reason)
 		}
 	})
-	t.Run("a restart beside another proxy says so at once", func(t *testing.T) {
+	t.Run("a restart beside another proxy reports it at once", func(t *testing.T) {
 		w := written(t)
 		w.writer = &Writer{clock: w.clock, apply: w.b.Apply, log: logr.Discard(), started: w.s.Now, share: half}
 		w.s.Done, w.s.Applied, w.f.OtherProxy = false, desired.Applied{}, "iptables"
 		expect(t, w, 0, true)
 	})
-	t.Run("a fresh node says Pending at once", func(t *testing.T) {
+	t.Run("a fresh node reports Pending at once", func(t *testing.T) {
 		w := start()
 		w.s.Done, w.s.Applied = false, desired.Applied{}
 		expect(t, w, 0, true)

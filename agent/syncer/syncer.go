@@ -1,6 +1,3 @@
-// Package syncer decides when the agent writes to the kernel: the first change at once, later ones
-// after a minimum interval, failures again with backoff, a slow verification, and checks in
-// between if something may have changed. It does not know what is written.
 package syncer
 
 import (
@@ -37,7 +34,7 @@ type Options struct {
 // Load is what a Sync did about changes that are costly to write.
 type Load struct {
 	Costly bool // it wrote some, or what it wrote proved costly
-	Left   bool // it omitted some
+	Left   bool // it omitted some, or a part of what it wrote
 }
 
 // Syncer runs the loop. Its methods may be called from any goroutine.
@@ -53,6 +50,7 @@ type Syncer struct {
 	retryAt        time.Time     // meaningful while failures > 0
 	syncFrom       time.Time     // start of minInterval: the end of the last Sync, zero before the first
 	syncRest       time.Duration // the least pause after it
+	owed           time.Time     // when the pauses of small changes so far would all have passed
 	left           bool          // Sync has omitted something
 	restUntil      time.Time     // when a Sync may write what is costly
 	verifyBase     time.Time     // start of verifyInterval
@@ -124,6 +122,14 @@ func (s *Syncer) CheckBy(at time.Time) {
 // SetIntervals changes both intervals.
 func (s *Syncer) SetIntervals(minimum, verify time.Duration) {
 	s.update(func() { s.minInterval, s.verifyInterval = minimum, verify })
+}
+
+// Waiting reports whether a change waits that could be written if the current run, a costly Sync,
+// ended: it may leave the rest for the next one.
+func (s *Syncer) Waiting() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.pending.IsZero() && s.options.Clock.Now().Sub(s.runStart) >= s.minInterval
 }
 
 // Progress reports a step of the current run, successful or not.
@@ -242,17 +248,21 @@ func (s *Syncer) run(ctx context.Context, what action) {
 }
 
 // If a Sync takes long, the kernel and a processor are busy for as long. The pause after it grows by
-// restFactor for the time above shortSync, up to lightFactor times all of it and maxRest, so that
-// they are busy for a small part of the time. Few rules take less than shortSync, even on a busy
-// machine. What is costly to write pauses alone, up to maxRest; meanwhile small changes are
-// written. If more of it is pending than one Sync writes, it pauses only for as long as the Sync
-// took. Small changes that arrived during a costly Sync are written at once; but if a Sync of
-// small changes proved costly, so may the next one, and it pauses for as long as it took.
+// restFactor for the time above shortSync, up to lightFactor times all of it, so that they are busy
+// for a small part of the time. It is at most maxLight, or half the Sync's time: beside costly
+// changes small ones take long too, and wait for this pause besides. Up to maxLight of it is owed
+// until after the next Syncs: a Service often comes just before its endpoints, which need not wait.
+// Few rules take less than shortSync, even on a busy machine. What is costly to write pauses alone,
+// up to maxRest; meanwhile small changes are written, with pauses of at most the time that they
+// took. If more of it is pending than one Sync writes, it pauses only for as long as the Sync took.
+// Small changes that arrived during a costly Sync are written at once; but if a Sync of small
+// changes proved costly, so may the next one, and it pauses for as long as it took.
 const (
 	shortSync   = 25 * time.Millisecond
 	restFactor  = 30
 	maxRest     = 1500 * time.Millisecond
 	lightFactor = 6
+	maxLight    = 500 * time.Millisecond
 )
 
 // rest sets the pauses after a Sync. The caller holds mu.
@@ -263,7 +273,7 @@ func (s *Syncer) rest(load Load, all bool, began, now time.Time) {
 	if load.Costly && all {
 		s.syncFrom = began
 	}
-	light := min(rest, lightFactor*took)
+	light := min(rest, max(min(lightFactor*took, maxLight), took/2))
 	switch {
 	case load.Costly && !all:
 		s.syncRest, s.restUntil = min(rest, took), later(s.restUntil, now.Add(rest))
@@ -272,9 +282,10 @@ func (s *Syncer) rest(load Load, all bool, began, now time.Time) {
 	case load.Costly:
 		s.syncRest, s.restUntil = 0, now.Add(rest)
 	case load.Left:
-		s.syncRest = light
+		s.syncRest = min(light, took)
 	default:
-		s.syncRest, s.restUntil = light, now.Add(light)
+		s.owed = later(s.owed, began).Add(took + light)
+		s.syncRest, s.restUntil = s.owed.Sub(now)-min(light, maxLight), now.Add(light)
 	}
 }
 

@@ -72,14 +72,14 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// will says how the coming runs go.
+// will states how the coming runs go.
 func (r *rig) will(fail int, take time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fail, r.takes = fail, take
 }
 
-// costs says what the coming changes cost.
+// costs states what the coming changes cost.
 func (r *rig) costs(load Load) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,28 +143,38 @@ func TestMinimumIntervalCountsFromTheEnd(t *testing.T) {
 	})
 }
 
+// The first Syncs in a row only keep the minimum interval; the pauses that they owe come after them.
 func TestLongSyncsAreFurtherApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.SetIntervals(250*time.Millisecond, time.Hour)
 		for _, step := range []struct {
-			takes, next time.Duration // how long a sync takes; when the next starts
+			takes, next, third, fourth time.Duration // how long a sync takes; when the others start
 		}{
-			{0, 250 * time.Millisecond},
-			{25 * time.Millisecond, 275 * time.Millisecond},
-			{40 * time.Millisecond, 290 * time.Millisecond},
-			{60 * time.Millisecond, 420 * time.Millisecond},
-			{120 * time.Millisecond, 840 * time.Millisecond},
-			{3 * time.Second, 4500 * time.Millisecond},
+			{0, 250 * time.Millisecond, 500 * time.Millisecond, 750 * time.Millisecond},
+			{25 * time.Millisecond, 275 * time.Millisecond, 550 * time.Millisecond, 825 * time.Millisecond},
+			{40 * time.Millisecond, 290 * time.Millisecond, 580 * time.Millisecond, 870 * time.Millisecond},
+			{60 * time.Millisecond, 310 * time.Millisecond, 620 * time.Millisecond, 930 * time.Millisecond},
+			{120 * time.Millisecond, 370 * time.Millisecond, 740 * time.Millisecond, 1360 * time.Millisecond},
+			{1200 * time.Millisecond, 1450 * time.Millisecond, 3100 * time.Millisecond, 4900 * time.Millisecond},
+			{3 * time.Second, 4 * time.Second, 8500 * time.Millisecond, 13 * time.Second},
 		} {
-			r.pass(10 * time.Second)
+			r.pass(time.Minute)
 			start, before := time.Since(r.start), len(r.ran())
 			r.will(0, step.takes)
-			r.Trigger()
-			synctest.Wait()
-			r.Trigger()
-			r.pass(9 * time.Second)
-			want := []string{"sync " + start.String(), "sync " + (start + step.next).String()}
+			for range 4 {
+				r.Trigger()
+				synctest.Wait()
+				for running := len(r.ran()); len(r.ran()) == running && time.Since(r.start) < start+step.fourth; {
+					r.Trigger()
+					r.pass(time.Millisecond)
+				}
+			}
+			r.will(0, 0)
+			var want []string
+			for _, at := range []time.Duration{0, step.next, step.third, step.fourth} {
+				want = append(want, "sync "+(start+at).String())
+			}
 			if got := r.ran()[before:]; !slices.Equal(got, want) {
 				t.Errorf("syncs take %s: got %v, want %v", step.takes, got, want)
 			}
@@ -187,12 +197,13 @@ func TestCostlyChangesRestAlone(t *testing.T) {
 		r.expect(t, "sync 0s", "small sync 600ms") // the pause between syncs is over
 		r.Trigger()
 		r.pass(2 * time.Second)
-		// 480 ms after the end of the one before, and 1.5 s after that of the costly one.
-		r.expect(t, "sync 0s", "small sync 600ms", "small sync 1.16s", "sync 2.1s")
+		// The minimum interval after the end of the one before, as more than that writes leaves it
+		// half of the time; and 1.5 s after that of the costly one.
+		r.expect(t, "sync 0s", "small sync 600ms", "small sync 930ms", "sync 2.1s")
 		r.costs(Load{})
 		r.pass(time.Minute)
 		r.Trigger()
-		r.expect(t, "sync 0s", "small sync 600ms", "small sync 1.16s", "sync 2.1s", "sync 1m2.9s")
+		r.expect(t, "sync 0s", "small sync 600ms", "small sync 930ms", "sync 2.1s", "sync 1m2.9s")
 	})
 }
 
@@ -211,6 +222,39 @@ func TestSmallChangesThatAreCostly(t *testing.T) {
 			r.pass(time.Second)
 		}
 		r.expect(t, "sync 0s", "small sync 800ms", "small sync 2.4s", "small sync 4s")
+	})
+}
+
+// A costly Sync that leaves a part because a change waits: that change is written at once, and then
+// the rest, half of the time.
+func TestCostlySyncInParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.SetIntervals(250*time.Millisecond, time.Hour)
+		r.costs(Load{Costly: true, Left: true})
+		r.will(0, 300*time.Millisecond)
+		r.Trigger()
+		r.pass(260 * time.Millisecond)
+		if r.Waiting() {
+			t.Error("nothing has changed")
+		}
+		r.Trigger()
+		if !r.Waiting() {
+			t.Error("a change waits")
+		}
+		r.will(0, 20*time.Millisecond)
+		r.pass(100 * time.Millisecond)
+		r.expect(t, "sync 0s", "small sync 300ms")
+		r.costs(Load{Costly: true})
+		r.pass(time.Minute)
+		r.expect(t, "sync 0s", "small sync 300ms", "sync 600ms")
+
+		r.Trigger()
+		r.pass(10 * time.Millisecond)
+		r.Trigger()
+		if r.Waiting() {
+			t.Error("a change waits that could not be written before the minimum interval is over")
+		}
 	})
 }
 

@@ -8,25 +8,31 @@ import (
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // Fate is what may happen to a packet.
-type Fate = iptablesmodel.Fate
+type Fate = kernelmodel.Fate
 
 // Fates of packets.
 const (
-	Delivered = iptablesmodel.Delivered
-	Rejected  = iptablesmodel.Rejected
-	Dropped   = iptablesmodel.Dropped
-	Accepted  = iptablesmodel.Accepted
-	Passed    = iptablesmodel.Passed
+	Delivered = kernelmodel.Delivered
+	Rejected  = kernelmodel.Rejected
+	Dropped   = kernelmodel.Dropped
+	Accepted  = kernelmodel.Accepted
+	Passed    = kernelmodel.Passed
 )
 
-// Step is a rule or a virtual server that a packet meets.
-type Step = iptablesmodel.Step
+// Step is a rule, map, set or virtual server that a packet meets.
+type Step = kernelmodel.Step
+
+// Kinds of steps that are not rules of iptables.
+const (
+	NFTablesRule  = kernelmodel.NFTablesRule
+	VirtualServer = kernelmodel.VirtualServer
+)
 
 // Result is what happens to a packet.
 type Result struct {
@@ -51,8 +57,8 @@ type Target struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	Port      string `json:"port,omitempty"`
-	// Kind is what the destination is to the Service.
-	Kind Kind `json:"kind"`
+	// AddressType is what the destination is to the Service.
+	AddressType dataplane.Kind `json:"addressType"`
 }
 
 // String names the port as rules do.
@@ -63,20 +69,13 @@ func (t *Target) String() string {
 	return t.Namespace + "/" + t.Name + ":" + t.Port
 }
 
-// Kind is what a destination is to its Service.
-type Kind string
-
-// Kinds of destinations.
-const (
-	ClusterIP      Kind = "cluster IP"
-	ExternalIP     Kind = "external IP"
-	LoadBalancerIP Kind = "load-balancer IP"
-	NodePort       Kind = "node port"
-)
-
-var kinds = map[dataplane.Kind]Kind{
-	dataplane.ClusterIP: ClusterIP, dataplane.ExternalIP: ExternalIP, dataplane.LoadBalancerIP: LoadBalancerIP, dataplane.NodePort: NodePort,
+// kinds are the kinds of destinations, human-readable.
+var kinds = map[dataplane.Kind]string{
+	dataplane.ClusterIP: "cluster IP", dataplane.ExternalIP: "external IP", dataplane.LoadBalancerIP: "load-balancer IP", dataplane.NodePort: "node port",
 }
+
+// Text returns what the destination is, human-readable, as in "cluster IP of shop/web".
+func (t *Target) Text() string { return kinds[t.AddressType] + " of " + t.String() }
 
 // Outcome is one of the things that may happen to a packet.
 type Outcome struct {
@@ -87,25 +86,28 @@ type Outcome struct {
 	Endpoint *netip.AddrPort `json:"endpoint,omitempty"`
 	// Masqueraded: the source becomes an address of the node.
 	Masqueraded bool `json:"masqueraded"`
-	// Why is why it is rejected, dropped or passed, human-readable.
-	Why string `json:"why,omitempty"`
-	// Steps are the rules that it meets, in order. If it is rejected, the last one did it.
+	// Message is why it is rejected, dropped or passed, human-readable.
+	Message string `json:"message,omitempty"`
+	// Steps are what it meets, in order. If it is rejected, the last one did it.
 	Steps []Step `json:"steps"`
 }
 
-// Via are the chains, or the virtual server, that lead to the outcome, and the endpoint or verdict at
-// the end.
+// Via are the chains and maps, or the virtual server, that lead to the outcome, and the endpoint or
+// verdict at the end.
 func (o *Outcome) Via() []string {
 	var out []string
 	translated := false
 	for _, s := range o.Steps {
 		switch {
-		case s.Balanced():
+		case s.Kind == kernelmodel.VirtualServer:
 			out, translated = append(out, "virtual server "+s.Chain, s.Target), true
-		case translated || s.Table != "nat" || s.Chain == "POSTROUTING":
-		case s.Target == "DNAT":
-			_, to, _ := strings.Cut(s.Rule, "--to-destination ")
-			out, translated = append(out, to), true
+		case translated || s.Kind == kernelmodel.IPTablesRule && s.Table != "nat" || s.Chain == "POSTROUTING":
+		case s.IsLookup():
+			if s.Kind == kernelmodel.Map && s.Target != "" {
+				out = append(out, "map "+s.Chain)
+			}
+		case s.To.IsValid():
+			out, translated = append(out, s.To.String()), true
 		case strings.Contains(s.Target, "-"): // a chain: ends of tables have no prefix
 			out = append(out, s.Target)
 		}
@@ -116,10 +118,16 @@ func (o *Outcome) Via() []string {
 		return out
 	case last < 0 || o.Fate == Accepted || o.Fate == Passed:
 		return append(out, string(o.Fate))
-	case o.Steps[last].Balanced():
-		return out // the virtual server has rejected it
 	}
-	return append(out, o.Steps[last].Table+" "+o.Steps[last].Chain, string(o.Fate))
+	switch by := o.Steps[last]; {
+	case by.Kind == kernelmodel.VirtualServer: // it has rejected the packet
+		return out
+	case by.Kind == kernelmodel.IPTablesRule:
+		return append(out, by.Table+" "+by.Chain, string(o.Fate))
+	case len(out) == 0 || out[len(out)-1] != by.Chain:
+		out = append(out, by.Chain)
+	}
+	return append(out, string(o.Fate))
 }
 
 // question is a packet and the rules for it.
@@ -127,19 +135,19 @@ type question struct {
 	*Tracer
 	*kernel
 	services map[dataplane.ServiceName]*dataplane.Service
-	packet   iptablesmodel.Packet
+	packet   kernelmodel.Packet
 	protocol v1alpha1.Protocol
 }
 
 // answer assembles the result.
-func (q *question) answer(origin Origin, outcomes []iptablesmodel.Outcome) *Result {
+func (q *question) answer(origin Origin, outcomes []kernelmodel.Outcome) *Result {
 	out := &Result{
 		Mode: q.set.Mode, Family: q.set.Family, Protocol: q.protocol, Origin: origin,
 		Source: q.packet.Source, Destination: q.packet.Destination,
 	}
 	svc, port, kind := q.owner()
 	if svc != nil {
-		out.Service = &Target{Namespace: svc.Name.Namespace, Name: svc.Name.Name, Port: port.Name, Kind: kind}
+		out.Service = &Target{Namespace: svc.Name.Namespace, Name: svc.Name.Name, Port: port.Name, AddressType: kind}
 		out.AffinitySeconds = svc.AffinitySeconds
 	}
 	for _, o := range outcomes {
@@ -147,7 +155,7 @@ func (q *question) answer(origin Origin, outcomes []iptablesmodel.Outcome) *Resu
 		if o.Fate == Delivered {
 			one.Endpoint = &o.Endpoint
 		} else {
-			one.Why = q.why(o.Fate, svc, port, kind)
+			one.Message = q.why(o.Fate, svc, port, kind)
 		}
 		out.Outcomes = append(out.Outcomes, one)
 	}
@@ -156,7 +164,7 @@ func (q *question) answer(origin Origin, outcomes []iptablesmodel.Outcome) *Resu
 }
 
 // owner finds the Service that has the packet's destination, first by address, then by node port.
-func (q *question) owner() (*dataplane.Service, *dataplane.Port, Kind) {
+func (q *question) owner() (*dataplane.Service, *dataplane.Port, dataplane.Kind) {
 	to := q.packet.Destination
 	for _, byNodePort := range []bool{false, true} {
 		for _, svc := range slices.SortedFunc(maps.Values(q.services), (*dataplane.Service).ComparePrecedence) {
@@ -166,7 +174,7 @@ func (q *question) owner() (*dataplane.Service, *dataplane.Port, Kind) {
 					found = d.Kind == dataplane.NodePort && d.Number == to.Port() && q.ofNode(to.Addr())
 				}
 				if found && d.Port.Protocol == q.protocol {
-					return svc, d.Port, kinds[d.Kind]
+					return svc, d.Port, d.Kind
 				}
 			}
 		}
@@ -175,14 +183,14 @@ func (q *question) owner() (*dataplane.Service, *dataplane.Port, Kind) {
 }
 
 // kindOf returns what an address is to a Service.
-func (q *question) kindOf(svc *dataplane.Service, a netip.Addr) (Kind, bool) {
+func (q *question) kindOf(svc *dataplane.Service, a netip.Addr) (dataplane.Kind, bool) {
 	switch {
 	case svc.ClusterIP == a:
-		return ClusterIP, true
+		return dataplane.ClusterIP, true
 	case slices.Contains(svc.ExternalIPs, a):
-		return ExternalIP, true
+		return dataplane.ExternalIP, true
 	case slices.Contains(svc.LoadBalancerIPs, a):
-		return LoadBalancerIP, true
+		return dataplane.LoadBalancerIP, true
 	}
 	return "", false
 }
@@ -192,14 +200,14 @@ func (q *question) ofNode(a netip.Addr) bool {
 	return a.IsLoopback() || slices.Contains(q.addresses, a)
 }
 
-// why says, human-readable, why a packet does not reach an endpoint.
-func (q *question) why(fate Fate, svc *dataplane.Service, port *dataplane.Port, kind Kind) string {
+// why returns, human-readable, why a packet does not reach an endpoint.
+func (q *question) why(fate Fate, svc *dataplane.Service, port *dataplane.Port, kind dataplane.Kind) string {
 	if svc == nil {
 		return q.unowned(fate)
 	}
 	name := (&Target{Namespace: svc.Name.Namespace, Name: svc.Name.Name, Port: port.Name}).String()
 	policy, local := "external", svc.ExternalLocal
-	if kind == ClusterIP {
+	if kind == dataplane.ClusterIP {
 		policy, local = "internal", svc.InternalLocal
 	}
 	mode := modes.Of(q.set.Mode)
@@ -207,11 +215,11 @@ func (q *question) why(fate Fate, svc *dataplane.Service, port *dataplane.Port, 
 	case (fate == Accepted || fate == Passed) && mode.Unserved(svc, q.set.Node.Addresses, q.packet.Destination.Addr()):
 		return fmt.Sprintf("%s is the address of another Node: in mode %s %s is not served there, because this node would be cut off from that one", q.packet.Destination.Addr(), mode.Mode, name)
 	case fate == Accepted || fate == Passed:
-		if kind == NodePort && port.Available {
+		if kind == dataplane.NodePort && port.Available {
 			return fmt.Sprintf("the node port of %s does not answer on %s: see spec.settings.nodePorts", name, q.packet.Destination.Addr())
 		}
 		return fmt.Sprintf("no rule matches it, although it is for %s", name)
-	case fate == Dropped && kind == LoadBalancerIP && q.outOfRange(svc): // ranges only drop
+	case fate == Dropped && kind == dataplane.LoadBalancerIP && q.outOfRange(svc): // ranges only drop
 		return fmt.Sprintf("%s is outside of the source ranges of %s: %s", q.packet.Source, name, join(svc.SourceRanges))
 	case !port.Available:
 		return fmt.Sprintf("%s has no endpoint anywhere that is ready, or terminating and still serving", name)
@@ -227,13 +235,13 @@ func (q *question) outOfRange(svc *dataplane.Service) bool {
 		!slices.ContainsFunc(svc.SourceRanges, func(p netip.Prefix) bool { return p.Contains(q.packet.Source) })
 }
 
-// unowned says what happens to a packet whose destination no Service has.
+// unowned returns what happens to a packet whose destination no Service has.
 func (q *question) unowned(fate Fate) string {
 	to := q.packet.Destination
 	of := ""
 	for _, name := range slices.SortedFunc(maps.Keys(q.services), dataplane.ServiceName.Compare) {
 		if kind, has := q.kindOf(q.services[name], to.Addr()); has {
-			of = fmt.Sprintf("%s is the %s of %s, which does not have port %d/%s", to.Addr(), kind, name, to.Port(), q.protocol)
+			of = fmt.Sprintf("%s is the %s of %s, which does not have port %d/%s", to.Addr(), kinds[kind], name, to.Port(), q.protocol)
 			break
 		}
 	}
@@ -249,7 +257,7 @@ func (q *question) unowned(fate Fate) string {
 	return "no Service has this destination, and no rule matches it: it continues to the owner of the address" + q.perhapsNodePort()
 }
 
-// perhapsNodePort says which Service has the port as node port: the address may be one of the node that
+// perhapsNodePort returns which Service has the port as node port: the address may be one of the node that
 // its rules do not list.
 func (q *question) perhapsNodePort() string {
 	to := q.packet.Destination

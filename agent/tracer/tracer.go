@@ -1,6 +1,3 @@
-// Package tracer determines what happens to a packet on a node, from the node's desired state: the
-// agent's data planes program a model of the kernel, through which it follows the packet. It reads
-// and changes nothing of the machine that it runs on.
 package tracer
 
 import (
@@ -15,7 +12,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -65,7 +62,7 @@ func New(set *combine.Set, more ...netip.Addr) *Tracer {
 
 // kernel is a programmed model.
 type kernel struct {
-	tables *iptablesmodel.Kernel
+	modes.Kernel
 	result dataplane.Result
 }
 
@@ -79,8 +76,8 @@ func (t *Tracer) Trace(ctx context.Context, p Packet) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	sent, origin := t.send(&p, k.tables)
-	outcomes, err := k.tables.Trace(sent)
+	sent, origin := t.send(&p, k)
+	outcomes, err := k.Trace(sent)
 	if err != nil {
 		return nil, fmt.Errorf("trace a packet from %s to %s: %w", sent.Source, sent.Destination, err)
 	}
@@ -94,7 +91,7 @@ func (t *Tracer) program(ctx context.Context, services map[dataplane.ServiceName
 	if err != nil {
 		return nil, err
 	}
-	k := &kernel{tables: model.Kernel}
+	k := &kernel{Kernel: model.Kernel}
 	k.result, err = model.Apply(ctx, &dataplane.Ruleset{Mode: t.set.Mode, Node: t.set.Node, Services: services, Full: true, Prune: true})
 	if err != nil {
 		return nil, fmt.Errorf("program the rules of %s: %w", t.set.NodeName, err)
@@ -140,20 +137,20 @@ func concerns(svc *dataplane.Service, sources, addresses sets.Set[netip.Addr], p
 		svc.HealthCheckNodePort != 0 && ports.Has(svc.HealthCheckNodePort) ||
 		slices.ContainsFunc(svc.Ports, func(p dataplane.Port) bool {
 			return p.NodePort != 0 && ports.Has(p.NodePort) ||
-				slices.ContainsFunc(p.Members, func(e netip.AddrPort) bool { return sources.Has(e.Addr()) })
+				slices.ContainsFunc(p.LocalEndpoints, func(e netip.AddrPort) bool { return sources.Has(e.Addr()) })
 		})
 }
 
 // send determines where a packet comes from.
-func (t *Tracer) send(p *Packet, k *iptablesmodel.Kernel) (iptablesmodel.Packet, Origin) {
-	out := iptablesmodel.Packet{Protocol: strings.ToLower(string(p.Protocol)), Source: p.Source, Destination: p.Destination}
+func (t *Tracer) send(p *Packet, k modes.Kernel) (kernelmodel.Packet, Origin) {
+	out := kernelmodel.Packet{Protocol: strings.ToLower(string(p.Protocol)), Source: p.Source, Destination: p.Destination}
 	if !out.Source.IsValid() {
 		out.Source = t.chosen(p.Destination.Addr(), k)
 		return out, Process
 	}
 	pod, by := t.podInterface()
 	switch {
-	case t.isLocal(out.Source, k) && !p.Pod:
+	case k.Local(out.Source) && !p.Pod:
 		return out, Process
 	case p.Pod || t.isPod(out.Source):
 		out.In, out.Bridged = pod, by == v1alpha1.DetectLocalBridgeInterface
@@ -165,9 +162,9 @@ func (t *Tracer) send(p *Packet, k *iptablesmodel.Kernel) (iptablesmodel.Packet,
 
 // chosen is the source that the kernel selects for a process: for packets that stay on the node, the
 // destination itself.
-func (t *Tracer) chosen(destination netip.Addr, k *iptablesmodel.Kernel) netip.Addr {
+func (t *Tracer) chosen(destination netip.Addr, k modes.Kernel) netip.Addr {
 	switch {
-	case t.isLocal(destination, k):
+	case k.Local(destination):
 		return destination
 	case len(t.addresses) > 0:
 		return t.addresses[0]
@@ -175,11 +172,6 @@ func (t *Tracer) chosen(destination netip.Addr, k *iptablesmodel.Kernel) netip.A
 		return netip.IPv6Loopback()
 	}
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
-}
-
-// isLocal reports whether a is an address of the node.
-func (t *Tracer) isLocal(a netip.Addr, k *iptablesmodel.Kernel) bool {
-	return a.IsLoopback() || slices.Contains(t.addresses, a) || k.Balancer != nil && k.Balancer.Bound(a)
 }
 
 // isPod reports whether a is known to be an address of a pod on the node.

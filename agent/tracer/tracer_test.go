@@ -77,8 +77,8 @@ func text(r *Result) string {
 		if o.Masqueraded {
 			line += " masqueraded"
 		}
-		if o.Why != "" {
-			line += ": " + o.Why
+		if o.Message != "" {
+			line += ": " + o.Message
 		}
 		out = append(out, fmt.Sprintf("%.2f %s", o.Share, line))
 	}
@@ -100,7 +100,7 @@ func local(s *v1alpha1.ServiceProxyRulesSpec) { s.ExternalTrafficPolicy = v1alph
 
 // TestTrace: the output for the paths that a packet may take.
 func TestTrace(t *testing.T) {
-	member := func(s *v1alpha1.NodeProxyRulesSpec) {
+	ownEndpoint := func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "web", Ports: []v1alpha1.PortLocalEndpoints{{
 			Name: "http", Protocol: v1alpha1.ProtocolTCP, Endpoints: []string{"10.244.1.5:8080"},
 		}}}}
@@ -114,7 +114,7 @@ func TestTrace(t *testing.T) {
 			s.LoadBalancerIPs, s.LoadBalancerSourceRanges = []string{"198.51.100.1"}, ranges
 		}
 	}
-	inIPVS := mode(v1alpha1.ModeIPVS)
+	inIPVS, inNFTables := mode(v1alpha1.ModeIPVS), mode(v1alpha1.ModeNFTables)
 	for _, c := range []struct {
 		name, from, to string
 		node           *v1alpha1.NodeProxyRules
@@ -130,15 +130,15 @@ func TestTrace(t *testing.T) {
 			"0.50 KUBE-SERVICES > KUBE-SVC > KUBE-SEP > 10.244.1.5:8080 0.50 KUBE-SERVICES > KUBE-SVC > KUBE-SEP > 10.244.2.5:8080",
 		},
 		{
-			"a pod that reaches itself", "10.244.1.5", "10.96.0.10:80", node(member), object("web", nil, "10.244.1.5:8080"),
+			"a pod that reaches itself", "10.244.1.5", "10.96.0.10:80", node(ownEndpoint), object("web", nil, "10.244.1.5:8080"),
 			"1.00 KUBE-SERVICES > KUBE-SVC > KUBE-SEP > KUBE-MARK-MASQ > 10.244.1.5:8080 masqueraded",
 		},
 		{
-			"a pod that is told by its bridge", "10.244.1.5", "10.96.0.10:80", node(member, bridge), object("web", nil, "10.244.2.5:8080"),
+			"a pod that is recognized by its bridge", "10.244.1.5", "10.96.0.10:80", node(ownEndpoint, bridge), object("web", nil, "10.244.2.5:8080"),
 			"1.00 KUBE-SERVICES > KUBE-SVC > KUBE-SEP > 10.244.2.5:8080",
 		},
 		{
-			"a client outside, where pods are told by their bridge", "10.244.2.9", "10.96.0.10:80", node(bridge), object("web", nil, "10.244.2.5:8080"),
+			"a client outside, where pods are recognized by their bridge", "10.244.2.9", "10.96.0.10:80", node(bridge), object("web", nil, "10.244.2.5:8080"),
 			"1.00 KUBE-SERVICES > KUBE-SVC > KUBE-MARK-MASQ > KUBE-SEP > 10.244.2.5:8080 masqueraded",
 		},
 		{
@@ -189,6 +189,30 @@ func TestTrace(t *testing.T) {
 			"IPVS, another port", "10.244.1.9", "10.96.0.10:81", node(inIPVS), object("web", nil, "10.244.2.5:8080"),
 			"1.00 KUBE-SERVICES > KUBE-NODE-PORT > filter KUBE-IPVS-FILTER > REJECT: 10.96.0.10 is the cluster IP of shop/web, which does not have port 81/TCP",
 		},
+		{
+			"NFTables, by node port", "203.0.113.9", "192.0.2.21:30080", node(inNFTables), object("web", nil, "10.244.1.5:8080"),
+			"1.00 map service-ips > external-1 > pick-1 > map endpoints > 10.244.1.5:8080 masqueraded",
+		},
+		{
+			"NFTables, a pod that reaches itself", "10.244.1.5", "10.96.0.10:80", node(ownEndpoint, inNFTables), object("web", nil, "10.244.1.5:8080"),
+			"1.00 map service-ips > cluster-1 > pick-1 > map endpoints > 10.244.1.5:8080 masqueraded",
+		},
+		{
+			"NFTables, no endpoints", "10.244.1.9", "10.96.0.10:80", node(inNFTables), object("web", nil),
+			"1.00 map service-ips > no-endpoints > REJECT: shop/web:http has no endpoint anywhere that is ready, or terminating and still serving",
+		},
+		{
+			"NFTables, no local endpoint", "203.0.113.9", "192.0.2.21:30080", node(inNFTables), object("web", local, "10.244.2.5:8080"),
+			"1.00 map service-ips > external-local-0 > DROP: the external traffic policy of shop/web:http is Local, and none of its endpoints on node-1 is ready, or terminating and still serving",
+		},
+		{
+			"NFTables, outside of source ranges", "203.0.113.9", "198.51.100.1:80", node(inNFTables), object("web", balanced("192.0.2.0/24"), "10.244.2.5:8080"),
+			"1.00 map service-ips > limited-external-1 > allowed-sources > DROP: 203.0.113.9 is outside of the source ranges of shop/web:http: 192.0.2.0/24",
+		},
+		{
+			"NFTables, another port", "10.244.1.9", "10.96.0.10:81", node(inNFTables), object("web", nil, "10.244.2.5:8080"),
+			"1.00 no-endpoints > REJECT: 10.96.0.10 is the cluster IP of shop/web, which does not have port 81/TCP",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := text(trace(t, c.node, packet(c.from, c.to), c.service)); got != c.want {
@@ -206,13 +230,13 @@ func TestTraceReportsTheService(t *testing.T) {
 		s.ExternalIPs = []string{"nonsense"}
 	}
 	r := trace(t, node(), packet("10.244.1.9", "10.96.0.10:80"), object("a", sticky, "10.244.1.5:8080"), object("b", nil))
-	if r.Service == nil || r.Service.String() != "shop/a:http" || r.Service.Kind != ClusterIP || r.AffinitySeconds != 600 || r.Origin != Pod {
+	if r.Service == nil || r.Service.String() != "shop/a:http" || r.Service.AddressType != dataplane.ClusterIP || r.AffinitySeconds != 600 || r.Origin != Pod {
 		t.Errorf("%+v", r)
 	}
 	if len(r.Notes) != 2 || !strings.Contains(r.Notes[0], "shop.a: spec.externalIPs") || !strings.Contains(r.Notes[1], "shop/b claims 10.96.0.10:80 too") {
 		t.Errorf("notes %q", r.Notes)
 	}
-	if r := trace(t, node(), packet("10.244.1.9", "192.0.2.21:30080"), object("a", nil, "10.244.1.5:8080")); r.Service == nil || r.Service.Kind != NodePort {
+	if r := trace(t, node(), packet("10.244.1.9", "192.0.2.21:30080"), object("a", nil, "10.244.1.5:8080")); r.Service == nil || r.Service.AddressType != dataplane.NodePort {
 		t.Errorf("%+v", r)
 	}
 	set, err := combine.Whole(node(), nil, dataplane.IPv4)
@@ -239,7 +263,7 @@ func TestRelevantServicesAreEnough(t *testing.T) {
 		endpoint := func() string { // some are addresses of Services and of the node
 			return pick("10.244.1.5", "10.244.1.5", "10.244.1.5", "10.244.1.6", "10.244.2.5", "192.0.2.21", address()) + pick(":80", ":80", ":81", ":30080")
 		}
-		n := node(mode([]v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS}[seed%2]))
+		n := node(mode([]v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS, v1alpha1.ModeNFTables}[seed%3]))
 		var services []v1alpha1.ServiceProxyRules
 		for i := range 14 {
 			services = append(services, object(fmt.Sprint("s", i), func(s *v1alpha1.ServiceProxyRulesSpec) {
@@ -279,8 +303,8 @@ func TestRelevantServicesAreEnough(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sent, origin := tracer.send(&p, all.tables)
-			outcomes, err := all.tables.Trace(sent)
+			sent, origin := tracer.send(&p, all)
+			outcomes, err := all.Trace(sent)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -318,7 +342,7 @@ func BenchmarkTrace(b *testing.B) {
 			s.ClusterIPs, s.Ports[0].NodePort = []string{fmt.Sprintf("10.96.%d.%d", i/250, i%250)}, int32(30000+i)
 		}, endpoints...))
 	}
-	for _, m := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS} {
+	for _, m := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS, v1alpha1.ModeNFTables} {
 		b.Run(string(m), func(b *testing.B) {
 			for b.Loop() {
 				set, err := combine.Whole(node(mode(m)), services, dataplane.IPv4)

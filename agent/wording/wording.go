@@ -1,8 +1,7 @@
-// Package wording bounds texts for logs and condition messages: errors and examples come from other
-// programs and may have any length and bytes.
 package wording
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -27,6 +26,14 @@ func Examples(list []string) []string {
 		list[i] = Clip(list[i], MaxExample)
 	}
 	return list
+}
+
+// Count counts something, as in "1 Service" or "2 Services".
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // OneLine joins the lines of joined errors, which have one for each family.

@@ -5,7 +5,7 @@ import "fmt"
 // Limits of one Service. Legitimate Services stay below them; they keep one Service from using up
 // the memory and time of all others. The controller checks them on the Service and its
 // EndpointSlices before it expands anything; agents check them again on ServiceProxyRules. Only
-// the Service over a limit is rejected, and nodes retain its previous rules.
+// the Service over a limit is not rendered, and nodes retain its previous rules.
 const (
 	// MaxServicePorts limits spec.ports.
 	MaxServicePorts = 1_000
@@ -13,21 +13,36 @@ const (
 	MaxServiceAddresses = 1_000
 	// MaxServiceSourceRanges limits loadBalancerSourceRanges.
 	MaxServiceSourceRanges = 5_000
-	// MaxServiceEndpoints limits the endpoints of both IP families together.
-	MaxServiceEndpoints = 20_000
+	// MaxServiceEndpoints limits the endpoints of both IP families together: twice the 5,000 pods per
+	// Service with which Kubernetes is tested.
+	MaxServiceEndpoints = 10_000
 	// MaxServicePortAddresses limits ports times the sum of external IPs, load-balancer IPs and
 	// source ranges: each pair needs several rules on every node.
 	MaxServicePortAddresses = 10_000
 	// MaxServiceRestrictions limits ports times load-balancer IPs times source ranges: each is
-	// an ipset entry on every node in mode IPVS.
-	MaxServiceRestrictions = 50_000
-	// MaxServicePortEndpoints limits the sum of the endpoints of all ports. Kubernetes is
-	// tested with up to 5,000 endpoints per Service; such a Service may have ten ports.
-	MaxServicePortEndpoints = 50_000
+	// an ipset entry on every node in mode IPVS, and an element in mode NFTables, for which the
+	// kernel takes more than linear time: about 2.6 s for so many.
+	MaxServiceRestrictions = 10_000
+	// MaxServicePortEndpoints limits the sum of the endpoints of all ports, and thereby the memory of
+	// agents. A Service with 5,000 endpoints may have five ports.
+	MaxServicePortEndpoints = 25_000
+	// MaxServiceAddressEndpoints limits the endpoints of all ports times one plus the sum of external
+	// and load-balancer IPs: in mode IPVS each is a real server of a virtual server on every node, in
+	// mode NFTables an element of a map. A Service with 5,000 endpoints and five ports may have three
+	// such IPs, one with 100 endpoints and a port 999. Node ports do not count: which addresses of a
+	// node serve them is up to administrators.
+	MaxServiceAddressEndpoints = 100_000
+	// MaxServiceSlices limits the EndpointSlices, of which each change reads all. Even slices of ten
+	// endpoints suffice for MaxServiceEndpoints.
+	MaxServiceSlices = 1_000
+	// MaxServiceSlicePorts limits the sum of the ports of all slices. Slices without endpoints may
+	// have ports too, each up to 20,000.
+	MaxServiceSlicePorts = 100_000
 )
 
-// Limits of the local endpoints in one node's NodeProxyRules, in bytes of JSON. Whole Services
-// are left out until the rest is within the limits.
+// Limits of the local endpoints in one node's NodeProxyRules, in bytes of JSON. The controller leaves
+// out whole Services until the rest is within the limits; of a namespace that exceeds them all the
+// same, agents retain the previous ones.
 const (
 	// MaxNamespaceLocalBytes limits the local endpoints of one namespace: about 5,000 pairs of
 	// a port and an endpoint. As slices may name any node, it also limits what it can add to
@@ -39,6 +54,18 @@ const (
 	MaxNodeLocalBytes = 960 << 10
 )
 
+// MaxBytes is an upper bound of the size of the local endpoints of a Service as JSON.
+func (s *ServiceLocalEndpoints) MaxBytes() int {
+	total := len(`{"namespace":"","name":"","ports":[]},`) + len(s.Namespace) + len(s.Name)
+	for i := range s.Ports {
+		total += len(`{"name":"","protocol":"SCTP","endpoints":[]},`) + len(s.Ports[i].Name)
+		for _, endpoint := range s.Ports[i].Endpoints {
+			total += len(`"",`) + len(endpoint)
+		}
+	}
+	return total
+}
+
 // ServiceSize is the size of a Service in everything that is limited.
 // +kubebuilder:object:generate=false
 type ServiceSize struct {
@@ -47,6 +74,8 @@ type ServiceSize struct {
 	LoadBalancerIPs int
 	// PortEndpoints is the sum of the endpoints of all ports.
 	PortEndpoints int
+	// Slices are the EndpointSlices, SlicePorts the sum of their ports. Rendered Services have none.
+	Slices, SlicePorts int
 }
 
 // SizeOf returns the size of a rendered Service.
@@ -67,10 +96,13 @@ func SizeOf(rules *ServiceProxyRulesSpec) ServiceSize {
 }
 
 // Combinations counts the pairs of a port with an endpoint, an address or a source range, and
-// the triples with both of the latter.
+// the triples with an address and one of the others.
 func (s ServiceSize) Combinations() int {
-	return s.PortEndpoints + s.Ports*(s.Addresses+s.SourceRanges) + s.restrictions()
+	return s.addressEndpoints() + s.Ports*(s.Addresses+s.SourceRanges) + s.restrictions()
 }
+
+// addressEndpoints is what MaxServiceAddressEndpoints limits.
+func (s ServiceSize) addressEndpoints() int { return s.PortEndpoints * (1 + s.Addresses) }
 
 // restrictions is what MaxServiceRestrictions limits.
 func (s ServiceSize) restrictions() int { return s.Ports * s.LoadBalancerIPs * s.SourceRanges }
@@ -79,21 +111,26 @@ func (s ServiceSize) restrictions() int { return s.Ports * s.LoadBalancerIPs * s
 func (s ServiceSize) Plus(o ServiceSize) ServiceSize {
 	return ServiceSize{
 		s.Ports + o.Ports, s.Addresses + o.Addresses, s.SourceRanges + o.SourceRanges, s.Endpoints + o.Endpoints,
-		s.LoadBalancerIPs + o.LoadBalancerIPs, s.PortEndpoints + o.PortEndpoints,
+		s.LoadBalancerIPs + o.LoadBalancerIPs, s.PortEndpoints + o.PortEndpoints, s.Slices + o.Slices, s.SlicePorts + o.SlicePorts,
 	}
 }
 
 // Excess returns the limit that a Service exceeds, and a text with its size, the limit and a
 // remedy. Both are empty if it exceeds none.
 func (s ServiceSize) Excess() (limit, text string) {
+	// First and without the number: of more slices, only some may have been counted.
+	if s.Slices > MaxServiceSlices {
+		return "EndpointSlices", fmt.Sprintf("it has more EndpointSlices than the limit of %d; merge them", MaxServiceSlices)
+	}
 	for _, limit := range []struct {
-		figure, most int
+		size, most   int
 		what, remedy string
 	}{
 		{s.Ports, MaxServicePorts, "ports", "split the Service"},
 		{s.Addresses, MaxServiceAddresses, "external and load-balancer IPs", "split the Service"},
 		{s.SourceRanges, MaxServiceSourceRanges, "loadBalancerSourceRanges", "merge them"},
 		{s.Endpoints, MaxServiceEndpoints, "endpoints", "let it select fewer pods"},
+		{s.SlicePorts, MaxServiceSlicePorts, "ports in all EndpointSlices together", "remove slices or their ports"},
 		{
 			s.Ports * (s.Addresses + s.SourceRanges), MaxServicePortAddresses,
 			"combinations of a port with an external IP, load-balancer IP or source range", "split the Service",
@@ -103,9 +140,13 @@ func (s ServiceSize) Excess() (limit, text string) {
 			"combinations of a port with a load-balancer IP and a source range", "split the Service or merge its source ranges",
 		},
 		{s.PortEndpoints, MaxServicePortEndpoints, "combinations of a port with an endpoint", "split the Service"},
+		{
+			s.addressEndpoints(), MaxServiceAddressEndpoints,
+			"combinations of a port with an endpoint and a cluster, external or load-balancer IP", "split the Service or remove addresses",
+		},
 	} {
-		if limit.figure > limit.most {
-			return limit.what, fmt.Sprintf("it has %d %s, more than the limit of %d; %s", limit.figure, limit.what, limit.most, limit.remedy)
+		if limit.size > limit.most {
+			return limit.what, fmt.Sprintf("it has %d %s, more than the limit of %d; %s", limit.size, limit.what, limit.most, limit.remedy)
 		}
 	}
 	return "", ""

@@ -91,7 +91,7 @@ const (
 	// ConditionIneffective is True while an override has no effect on a selected Service.
 	ConditionIneffective = "Ineffective"
 	// ConditionStalled is present and True while Ready cannot become True without intervention,
-	// with Ready's reason. Tools that follow kstatus use it to tell failure from progress.
+	// with Ready's reason. Tools that follow kstatus use it to distinguish failure from progress.
 	ConditionStalled = "Stalled"
 )
 
@@ -157,7 +157,7 @@ const (
 	ReasonNodesNotProgrammed = "NodesNotProgrammed"
 	// ReasonRemoving: Cleanup is in progress; the message names nodes that still have rules.
 	ReasonRemoving = "Removing"
-	// ReasonInvalidSettings: the settings are invalid; nodes keep their current ones.
+	// ReasonInvalidSettings: the settings are invalid; nodes retain their current ones.
 	ReasonInvalidSettings = "InvalidSettings"
 	// ReasonAPIServerUnreachable: no address in spec.apiServer.endpoints answers.
 	ReasonAPIServerUnreachable = "APIServerUnreachable"
@@ -171,7 +171,7 @@ const (
 	ReasonNothingSelected = "NothingSelected"
 	// ReasonProgressing: a rollout is in progress. Also of a NodeProxy.
 	ReasonProgressing = "Progressing"
-	// ReasonPaused: spec.rollout.paused stops a rollout. Also of a NodeProxy.
+	// ReasonPaused: spec.rollout.paused suspends a rollout. Also of a NodeProxy.
 	ReasonPaused = "Paused"
 	// ReasonRolloutHalted: a rollout has halted because of its effect, such as a node that
 	// missed its deadline, which the message names. Also of a NodeProxy.
@@ -186,7 +186,7 @@ const (
 	// ReasonInvalidPolicy: the field in the message is invalid, and the policy is ignored.
 	ReasonInvalidPolicy = "InvalidPolicy"
 	// ReasonInvalidResult: together with other policies, this one gives invalid settings; the
-	// message names the field. Nodes keep their current settings.
+	// message names the field. Nodes retain their current settings.
 	ReasonInvalidResult = "InvalidResult"
 )
 
@@ -216,7 +216,7 @@ const (
 	ReasonAgentsUpdating = "AgentsUpdating"
 	// ReasonNoAgentImage: no agent image is configured.
 	ReasonNoAgentImage = "NoAgentImage"
-	// ReasonDaemonSetDenied: the API server rejects the DaemonSet.
+	// ReasonDaemonSetDenied: the API server denies the DaemonSet.
 	ReasonDaemonSetDenied = "DaemonSetDenied"
 	// ReasonAgentPodsFailing: an image cannot be pulled or an agent keeps crashing; the update
 	// halts.
@@ -230,6 +230,9 @@ const (
 const (
 	// MessageRestrictions separates what the kernel has from what could not be done, if anything.
 	MessageRestrictions = ". Restrictions: "
+	// MessageUnmaintained starts what an agent with enforcement Audit reports if no proxy runs on its
+	// node.
+	MessageUnmaintained = "no program maintains the rules"
 	// MessageSilentSince starts the message of ReasonAgentNotResponding if a Lease shows when
 	// the agent last responded: the time in RFC 3339 and a space follow.
 	MessageSilentSince = "No heartbeat from the agent since "

@@ -183,7 +183,7 @@ type UnrenderedService struct {
 	// +required
 	Name string `json:"name"`
 
-	// message says what is wrong. Source: controller.
+	// message states what is wrong. Source: controller.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`

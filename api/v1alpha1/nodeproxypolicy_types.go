@@ -110,7 +110,7 @@ const (
 type NodeProxyPolicyStatus struct {
 	// conditions: Ready is True if all selected nodes have applied the settings that result
 	// from all policies and are Programmed, or if no node is selected. Accepted is False if the
-	// policy is ignored; the message says why. Overridden is True while stronger policies,
+	// policy is ignored; the message explains why. Overridden is True while stronger policies,
 	// named in the message, set fields of this one. Stalled is True if Ready cannot become True
 	// without intervention, and otherwise absent. Source: controller.
 	// +optional

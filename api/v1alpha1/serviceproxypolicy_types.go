@@ -88,13 +88,16 @@ type SessionAffinityOverride struct {
 	ClientIPTimeoutSeconds int32 `json:"clientIPTimeoutSeconds"`
 }
 
+// SetAsWhole marks a struct that policies set and override as a whole.
+func (*SessionAffinityOverride) SetAsWhole() {}
+
 // ServiceProxyPolicyStatus is the progress of a policy.
 type ServiceProxyPolicyStatus struct {
 	// conditions: Ready is True if all selected Services are rendered with the overrides that
 	// result from all policies and no node rejects them because of that, or if no Service is
-	// selected. Accepted is False if the policy is ignored; the message says why. Overridden is
+	// selected. Accepted is False if the policy is ignored; the message explains why. Overridden is
 	// True while stronger policies, named in the message, set fields of this one. Ineffective
-	// is True while an override has no effect on a Service; the message says which and why.
+	// is True while an override has no effect on a Service; the message states which and why.
 	// Stalled is True if Ready cannot become True without intervention, and otherwise absent.
 	// Source: controller.
 	// +optional

@@ -1,23 +1,25 @@
 package v1alpha1
 
 // ProxyMode is the kernel facility that proxies Services.
-// +kubebuilder:validation:Enum=IPTables;IPVS
+// +kubebuilder:validation:Enum=IPTables;IPVS;NFTables
 type ProxyMode string
 
 // Proxy modes.
 const (
 	ModeIPTables ProxyMode = "IPTables"
 	ModeIPVS     ProxyMode = "IPVS"
+	ModeNFTables ProxyMode = "NFTables"
 )
 
 // FallbackMode is what runs if the kernel does not support the desired mode.
-// +kubebuilder:validation:Enum=None;IPTables
+// +kubebuilder:validation:Enum=None;IPTables;NFTables
 type FallbackMode string
 
 // Fallback modes.
 const (
 	FallbackNone     FallbackMode = "None"
 	FallbackIPTables FallbackMode = "IPTables"
+	FallbackNFTables FallbackMode = "NFTables"
 )
 
 // Enforcement is whether the agent programs the kernel or only compares.
@@ -64,26 +66,45 @@ const (
 	Disabled Toggle = "Disabled"
 )
 
+// Defaults that are numbers or names. Markers refer to constants: controller-gen would copy a literal into
+// the CRDs, and the API server would write it into every NodeProxy and policy.
+const (
+	unchanged                      int32 = 0
+	defaultMasqueradeBit           int32 = 14
+	defaultScheduler                     = "rr"
+	defaultMinIntervalMilliseconds int32 = 250
+	defaultVerifyIntervalSeconds   int32 = 60
+	defaultMaxPerCore              int32 = 32768
+	defaultConntrackMin            int32 = 131072
+	defaultTCPEstablishedSeconds   int32 = 86400
+	defaultTCPCloseWaitSeconds     int32 = 3600
+)
+
 // ProxySettings are the proxy settings of one node. All fields are optional for the user; the
 // controller fills in the documented defaults, which are kube-proxy's unless docs/parity.md
 // gives a reason.
 type ProxySettings struct {
-	// mode is the kernel facility that proxies Services: IPTables or IPVS. Choose IPVS only to
-	// keep an existing setup running: Kubernetes is retiring that mode (off by default in 1.40,
-	// removed in 1.43). Default: IPTables. Same as kube-proxy's mode. Source: user.
+	// mode is the kernel facility that proxies Services: IPTables, IPVS or NFTables. NFTables
+	// needs Linux 5.13 or newer. Choose IPVS only to keep an existing setup running: Kubernetes
+	// has deprecated that mode (off by default in 1.40, removed in 1.43). Default: IPTables. Same as
+	// kube-proxy's mode. Source: user.
 	// +optional
+	// +default=ref(ModeIPTables)
 	Mode *ProxyMode `json:"mode,omitempty"`
 
 	// fallback is what runs if the kernel lacks the desired mode or its IPVS scheduler: None
-	// (the node's rules remain unchanged and Accepted becomes False) or IPTables (reported as
-	// ModeFallback). The agent checks again at each verification. Default: None. Source: user.
+	// (the node's rules remain unchanged and Accepted becomes False), or IPTables or NFTables
+	// (reported as ModeFallback). The agent checks again at each verification. It has no effect
+	// with mode IPTables. Default: None. Source: user.
 	// +optional
+	// +default=ref(FallbackNone)
 	Fallback *FallbackMode `json:"fallback,omitempty"`
 
 	// enforcement is Enforce (program the kernel) or Audit (only compare the kernel with the
 	// desired rules and report the difference). With Audit, existing rules become stale unless
 	// another proxy, such as kube-proxy, maintains them. Default: Enforce. Source: user.
 	// +optional
+	// +default=ref(Enforce)
 	Enforcement *Enforcement `json:"enforcement,omitempty"`
 
 	// detectLocal is how traffic from local pods is detected. Such traffic is not masqueraded
@@ -158,7 +179,7 @@ type DetectLocalSettings struct {
 	// clusterCIDRs), NodeCIDR (in the Node's podCIDRs), BridgeInterface (it enters through
 	// interface), InterfaceNamePrefix (through an interface with this prefix) or None (never).
 	// Required with detectLocal. An IP family without a range uses None, and the message of the
-	// condition Programmed says so. Same as kube-proxy's detectLocalMode; with
+	// condition Programmed reports this. Same as kube-proxy's detectLocalMode; with
 	// None, as with a mode that kube-proxy cannot use, no traffic counts as that of pods. Source: user.
 	// +required
 	Mode DetectLocalMode `json:"mode"`
@@ -187,14 +208,18 @@ type DetectLocalSettings struct {
 	InterfaceNamePrefix *string `json:"interfaceNamePrefix,omitempty"`
 }
 
+// SetAsWhole marks a struct that policies set and override as a whole.
+func (*DetectLocalSettings) SetAsWhole() {}
+
 // NodePortSettings select the node addresses that serve NodePorts.
 type NodePortSettings struct {
 	// addressMode is All (every local address), Primary (the Node's first address of each IP
 	// family) or CIDRs (local addresses in cidrs). If the Node has no address of a family,
-	// Primary acts as All for it, and the message of the condition Programmed says so. Default:
+	// Primary acts as All for it, and the message of the condition Programmed reports this. Default:
 	// All. Same as kube-proxy's nodePortAddresses, but follows address changes without a
 	// restart. Source: user.
 	// +optional
+	// +default=ref(NodePortsAll)
 	AddressMode *NodePortAddressMode `json:"addressMode,omitempty"`
 
 	// cidrs are the ranges of local addresses that serve NodePorts. Required with addressMode
@@ -210,8 +235,12 @@ type NodePortSettings struct {
 	// (sets the sysctl net.ipv4.conf.all.route_localnet) or Disabled. Default: Enabled. Same as
 	// kube-proxy's iptables.localhostNodePorts. Source: user.
 	// +optional
+	// +default=ref(Enabled)
 	Localhost *Toggle `json:"localhost,omitempty"`
 }
+
+// SetAsWhole marks a struct that policies set and override as a whole.
+func (*NodePortSettings) SetAsWhole() {}
 
 // MasqueradeSettings configure source address translation.
 type MasqueradeSettings struct {
@@ -219,11 +248,13 @@ type MasqueradeSettings struct {
 	// Enabled or Disabled. Default: Disabled. Same as kube-proxy's iptables.masqueradeAll.
 	// Source: user.
 	// +optional
+	// +default=ref(Disabled)
 	All *Toggle `json:"all,omitempty"`
 
 	// bit is the packet mark bit that requests masquerading, 0 to 31; the mark is 1<<bit.
 	// Default: 14 (mark 0x4000). Same as kube-proxy's iptables.masqueradeBit. Source: user.
 	// +optional
+	// +default=ref(defaultMasqueradeBit)
 	Bit *int32 `json:"bit,omitempty"`
 }
 
@@ -234,12 +265,14 @@ type IPVSSettings struct {
 	// such as ip_vs_rr. Default: rr. Same as kube-proxy's ipvs.scheduler. Source: user.
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
+	// +default=ref(defaultScheduler)
 	Scheduler *string `json:"scheduler,omitempty"`
 
 	// strictARP is whether the node answers ARP only for addresses of its real interfaces:
 	// Enabled (sets the sysctls arp_ignore and arp_announce) or Disabled. Default: Disabled.
 	// Same as kube-proxy's ipvs.strictARP. Source: user.
 	// +optional
+	// +default=ref(Disabled)
 	StrictARP *Toggle `json:"strictARP,omitempty"`
 
 	// excludeCIDRs are address ranges in which virtual servers are left alone. Host bits are
@@ -254,6 +287,7 @@ type IPVSSettings struct {
 	// kernel's value. Default: 0. Same as kube-proxy's ipvs.tcpTimeout. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(unchanged)
 	TCPTimeoutSeconds *int32 `json:"tcpTimeoutSeconds,omitempty"`
 
 	// tcpFinTimeoutSeconds is how long a TCP session is tracked after a FIN, in seconds; 0
@@ -261,12 +295,14 @@ type IPVSSettings struct {
 	// user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(unchanged)
 	TCPFinTimeoutSeconds *int32 `json:"tcpFinTimeoutSeconds,omitempty"`
 
 	// udpTimeoutSeconds is how long a UDP flow is tracked, in seconds; 0 leaves the kernel's
 	// value. Default: 0. Same as kube-proxy's ipvs.udpTimeout. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(unchanged)
 	UDPTimeoutSeconds *int32 `json:"udpTimeoutSeconds,omitempty"`
 }
 
@@ -279,6 +315,7 @@ type SyncSettings struct {
 	// Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(defaultMinIntervalMilliseconds)
 	MinIntervalMilliseconds *int32 `json:"minIntervalMilliseconds,omitempty"`
 
 	// verifyIntervalSeconds is how often the kernel is compared with all desired rules, in
@@ -287,6 +324,7 @@ type SyncSettings struct {
 	// active, and every tenth time in any case. Default: 60. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(defaultVerifyIntervalSeconds)
 	VerifyIntervalSeconds *int32 `json:"verifyIntervalSeconds,omitempty"`
 }
 
@@ -299,6 +337,7 @@ type ConntrackSettings struct {
 	// user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(defaultMaxPerCore)
 	MaxPerCore *int32 `json:"maxPerCore,omitempty"`
 
 	// min is the minimum table size, in connections, regardless of the number of cores. Ignored
@@ -306,6 +345,7 @@ type ConntrackSettings struct {
 	// kube-proxy's conntrack.min. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(defaultConntrackMin)
 	Min *int32 `json:"min,omitempty"`
 
 	// tcpEstablishedTimeoutSeconds is the timeout of idle established TCP connections, in
@@ -313,6 +353,7 @@ type ConntrackSettings struct {
 	// conntrack.tcpEstablishedTimeout. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(defaultTCPEstablishedSeconds)
 	TCPEstablishedTimeoutSeconds *int32 `json:"tcpEstablishedTimeoutSeconds,omitempty"`
 
 	// tcpCloseWaitTimeoutSeconds is the timeout of TCP connections in CLOSE_WAIT, in seconds;
@@ -320,18 +361,21 @@ type ConntrackSettings struct {
 	// conntrack.tcpCloseWaitTimeout. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(defaultTCPCloseWaitSeconds)
 	TCPCloseWaitTimeoutSeconds *int32 `json:"tcpCloseWaitTimeoutSeconds,omitempty"`
 
 	// udpTimeoutSeconds is the timeout of unanswered UDP flows, in seconds; 0 leaves it
 	// unchanged. Default: 0. Same as kube-proxy's conntrack.udpTimeout. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(unchanged)
 	UDPTimeoutSeconds *int32 `json:"udpTimeoutSeconds,omitempty"`
 
 	// udpStreamTimeoutSeconds is the timeout of answered UDP flows, in seconds; 0 leaves it
 	// unchanged. Default: 0. Same as kube-proxy's conntrack.udpStreamTimeout. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
+	// +default=ref(unchanged)
 	UDPStreamTimeoutSeconds *int32 `json:"udpStreamTimeoutSeconds,omitempty"`
 
 	// tcpBeLiberal is whether TCP packets outside the window are accepted instead of considered
@@ -339,5 +383,6 @@ type ConntrackSettings struct {
 	// unchanged). While the sysctl is on, no rule drops invalid packets. Default: Disabled.
 	// Same as kube-proxy's conntrack.tcpBeLiberal. Source: user.
 	// +optional
+	// +default=ref(Disabled)
 	TCPBeLiberal *Toggle `json:"tcpBeLiberal,omitempty"`
 }

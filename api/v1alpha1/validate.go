@@ -3,8 +3,10 @@ package v1alpha1
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"regexp"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -27,15 +29,15 @@ func IPVSSchedulers() []string {
 func ValidateSettings(s *ProxySettings) field.ErrorList {
 	v := &validator{}
 	root := field.NewPath("spec", "settings")
-	oneOf(v, root.Child("mode"), *s.Mode, ModeIPTables, ModeIPVS)
-	oneOf(v, root.Child("fallback"), *s.Fallback, FallbackNone, FallbackIPTables)
+	oneOf(v, root.Child("mode"), *s.Mode, ModeIPTables, ModeIPVS, ModeNFTables)
+	oneOf(v, root.Child("fallback"), *s.Fallback, FallbackNone, FallbackIPTables, FallbackNFTables)
 	oneOf(v, root.Child("enforcement"), *s.Enforcement, Enforce, Audit)
 	v.detectLocal(root.Child("detectLocal"), s.DetectLocal)
 	v.nodePorts(root.Child("nodePorts"), s.NodePorts)
 	v.masquerade(root.Child("masquerade"), s.Masquerade)
 	v.ipvs(root.Child("ipvs"), s.IPVS)
 	v.sync(root.Child("sync"), s.Sync)
-	v.conntrack(root.Child("conntrack"), s.Conntrack)
+	v.byType(root, reflect.ValueOf(s).Elem())
 	return v.errs
 }
 
@@ -54,13 +56,24 @@ func oneOf[T ~string](v *validator, at *field.Path, value T, valid ...T) {
 	}
 }
 
-func (v *validator) toggle(at *field.Path, value *Toggle) {
-	oneOf(v, at, *value, Enabled, Disabled)
-}
-
-func (v *validator) notNegative(at *field.Path, value *int32) {
-	if *value < 0 {
-		v.invalid(at, *value, "must not be negative")
+// byType checks the fields whose type decides what is valid: toggles, and numbers, none of which may be
+// negative. A narrower limit has been reported before.
+func (v *validator) byType(at *field.Path, s reflect.Value) {
+	for i := range s.NumField() {
+		name, _, _ := strings.Cut(s.Type().Field(i).Tag.Get("json"), ",")
+		at, value := at.Child(name), s.Field(i)
+		switch pointer := value.Interface().(type) {
+		case *Toggle:
+			oneOf(v, at, *pointer, Enabled, Disabled)
+		case *int32:
+			if *pointer < 0 && !slices.ContainsFunc(v.errs, func(e *field.Error) bool { return e.Field == at.String() }) {
+				v.invalid(at, *pointer, "must not be negative")
+			}
+		default:
+			if value.Kind() == reflect.Pointer && value.Elem().Kind() == reflect.Struct {
+				v.byType(at, value.Elem())
+			}
+		}
 	}
 }
 
@@ -78,8 +91,8 @@ func (v *validator) cidrs(at *field.Path, cidrs []string) []netip.Prefix {
 	return out
 }
 
-// member checks that a union's member is set with its mode, and only with it.
-func (v *validator) member(at *field.Path, given bool, mode, want string) {
+// unionField checks that a union's field is set with its mode, and only with it.
+func (v *validator) unionField(at *field.Path, given bool, mode, want string) {
 	switch {
 	case mode == want && !given:
 		v.errs = append(v.errs, field.Required(at, "required with mode "+want))
@@ -92,9 +105,9 @@ func (v *validator) detectLocal(at *field.Path, d *DetectLocalSettings) {
 	oneOf(v, at.Child("mode"), d.Mode, DetectLocalClusterCIDR, DetectLocalNodeCIDR,
 		DetectLocalBridgeInterface, DetectLocalInterfaceNamePrefix, DetectLocalNone)
 	mode := string(d.Mode)
-	v.member(at.Child("clusterCIDRs"), len(d.ClusterCIDRs) > 0, mode, string(DetectLocalClusterCIDR))
-	v.member(at.Child("interface"), d.Interface != nil, mode, string(DetectLocalBridgeInterface))
-	v.member(at.Child("interfaceNamePrefix"), d.InterfaceNamePrefix != nil, mode, string(DetectLocalInterfaceNamePrefix))
+	v.unionField(at.Child("clusterCIDRs"), len(d.ClusterCIDRs) > 0, mode, string(DetectLocalClusterCIDR))
+	v.unionField(at.Child("interface"), d.Interface != nil, mode, string(DetectLocalBridgeInterface))
+	v.unionField(at.Child("interfaceNamePrefix"), d.InterfaceNamePrefix != nil, mode, string(DetectLocalInterfaceNamePrefix))
 	seen := map[bool]bool{} // by whether it is IPv4
 	for _, prefix := range v.cidrs(at.Child("clusterCIDRs"), d.ClusterCIDRs) {
 		family := prefix.Addr().Is4()
@@ -120,13 +133,11 @@ func (v *validator) interfaceName(at *field.Path, name *string, longest int) {
 
 func (v *validator) nodePorts(at *field.Path, n *NodePortSettings) {
 	oneOf(v, at.Child("addressMode"), *n.AddressMode, NodePortsAll, NodePortsPrimary, NodePortsCIDRs)
-	v.member(at.Child("cidrs"), len(n.CIDRs) > 0, string(*n.AddressMode), string(NodePortsCIDRs))
+	v.unionField(at.Child("cidrs"), len(n.CIDRs) > 0, string(*n.AddressMode), string(NodePortsCIDRs))
 	v.cidrs(at.Child("cidrs"), n.CIDRs)
-	v.toggle(at.Child("localhost"), n.Localhost)
 }
 
 func (v *validator) masquerade(at *field.Path, m *MasqueradeSettings) {
-	v.toggle(at.Child("all"), m.All)
 	if *m.Bit < 0 || *m.Bit > 31 {
 		v.invalid(at.Child("bit"), *m.Bit, "must be 0 to 31")
 	}
@@ -134,15 +145,10 @@ func (v *validator) masquerade(at *field.Path, m *MasqueradeSettings) {
 
 func (v *validator) ipvs(at *field.Path, i *IPVSSettings) {
 	oneOf(v, at.Child("scheduler"), *i.Scheduler, IPVSSchedulers()...)
-	v.toggle(at.Child("strictARP"), i.StrictARP)
 	v.cidrs(at.Child("excludeCIDRs"), i.ExcludeCIDRs)
-	v.notNegative(at.Child("tcpTimeoutSeconds"), i.TCPTimeoutSeconds)
-	v.notNegative(at.Child("tcpFinTimeoutSeconds"), i.TCPFinTimeoutSeconds)
-	v.notNegative(at.Child("udpTimeoutSeconds"), i.UDPTimeoutSeconds)
 }
 
 func (v *validator) sync(at *field.Path, s *SyncSettings) {
-	v.notNegative(at.Child("minIntervalMilliseconds"), s.MinIntervalMilliseconds)
 	verify := at.Child("verifyIntervalSeconds")
 	switch {
 	case *s.VerifyIntervalSeconds < minVerifySeconds:
@@ -150,14 +156,4 @@ func (v *validator) sync(at *field.Path, s *SyncSettings) {
 	case int64(*s.VerifyIntervalSeconds)*1000 < int64(*s.MinIntervalMilliseconds):
 		v.invalid(verify, *s.VerifyIntervalSeconds, "must not be shorter than minIntervalMilliseconds (%d)", *s.MinIntervalMilliseconds)
 	}
-}
-
-func (v *validator) conntrack(at *field.Path, c *ConntrackSettings) {
-	v.notNegative(at.Child("maxPerCore"), c.MaxPerCore)
-	v.notNegative(at.Child("min"), c.Min)
-	v.notNegative(at.Child("tcpEstablishedTimeoutSeconds"), c.TCPEstablishedTimeoutSeconds)
-	v.notNegative(at.Child("tcpCloseWaitTimeoutSeconds"), c.TCPCloseWaitTimeoutSeconds)
-	v.notNegative(at.Child("udpTimeoutSeconds"), c.UDPTimeoutSeconds)
-	v.notNegative(at.Child("udpStreamTimeoutSeconds"), c.UDPStreamTimeoutSeconds)
-	v.toggle(at.Child("tcpBeLiberal"), c.TCPBeLiberal)
 }

@@ -1,8 +1,12 @@
 package v1alpha1
 
 import (
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 func TestValidateSettingsTakes(t *testing.T) {
@@ -31,7 +35,7 @@ func TestValidateSettingsNamesAll(t *testing.T) {
 	}
 }
 
-func TestValidateSettingsRefuses(t *testing.T) {
+func TestValidateSettingsRejects(t *testing.T) {
 	detect := func(d DetectLocalSettings) ProxySettings {
 		return ProxySettings{DetectLocal: &d}
 	}
@@ -55,7 +59,7 @@ func TestValidateSettingsRefuses(t *testing.T) {
 		"CIDR missing":                           {detect(DetectLocalSettings{Mode: "ClusterCIDR"}), "detectLocal.clusterCIDRs"},
 		"interface missing":                      {detect(DetectLocalSettings{Mode: "BridgeInterface"}), "detectLocal.interface"},
 		"prefix missing":                         {detect(DetectLocalSettings{Mode: "InterfaceNamePrefix"}), "detectLocal.interfaceNamePrefix"},
-		"member of another mode":                 {detect(DetectLocalSettings{Mode: "None", Interface: new("cni0")}), "detectLocal.interface"},
+		"field of another mode":                  {detect(DetectLocalSettings{Mode: "None", Interface: new("cni0")}), "detectLocal.interface"},
 		"interface name too long":                {detect(DetectLocalSettings{Mode: "BridgeInterface", Interface: new("a123456789012345")}), "detectLocal.interface"},
 		"interface name malformed":               {detect(DetectLocalSettings{Mode: "InterfaceNamePrefix", InterfaceNamePrefix: new("a b")}), "detectLocal.interfaceNamePrefix"},
 		"interface name that would break a rule": {detect(DetectLocalSettings{Mode: "BridgeInterface", Interface: new("cni0 -j X")}), "detectLocal.interface"},
@@ -63,8 +67,6 @@ func TestValidateSettingsRefuses(t *testing.T) {
 		"prefix too long":                        {detect(DetectLocalSettings{Mode: "InterfaceNamePrefix", InterfaceNamePrefix: new("a12345678901234")}), "detectLocal.interfaceNamePrefix"},
 		"CIDR mapped into IPv6":                  {detect(DetectLocalSettings{Mode: "ClusterCIDR", ClusterCIDRs: []string{"::ffff:10.0.0.0/104"}}), "detectLocal.clusterCIDRs[0]"},
 		"malformed node port CIDR":               {ports(NodePortSettings{AddressMode: new(NodePortsCIDRs), CIDRs: []string{"192.0.2.0/24", "here"}}), "nodePorts.cidrs[1]"},
-		"unknown masquerade all":                 {ProxySettings{Masquerade: &MasqueradeSettings{All: new(Toggle("on"))}}, "masquerade.all"},
-		"unknown strict ARP":                     {ProxySettings{IPVS: &IPVSSettings{StrictARP: new(Toggle("on"))}}, "ipvs.strictARP"},
 		"unknown address mode":                   {ports(NodePortSettings{AddressMode: new(NodePortAddressMode("Some"))}), "nodePorts.addressMode"},
 		"CIDRs missing":                          {ports(NodePortSettings{AddressMode: new(NodePortsCIDRs)}), "nodePorts.cidrs"},
 		"CIDRs with All":                         {ports(NodePortSettings{CIDRs: []string{"192.0.2.0/24"}}), "nodePorts.cidrs"},
@@ -74,12 +76,10 @@ func TestValidateSettingsRefuses(t *testing.T) {
 		"no scheduler":                           {ProxySettings{IPVS: &IPVSSettings{Scheduler: new("")}}, "ipvs.scheduler"},
 		"unknown scheduler":                      {ProxySettings{IPVS: &IPVSSettings{Scheduler: new("robin")}}, "ipvs.scheduler"},
 		"exclude CIDR":                           {ProxySettings{IPVS: &IPVSSettings{ExcludeCIDRs: []string{"10.0.0.0/8", "x"}}}, "ipvs.excludeCIDRs[1]"},
-		"negative IPVS timeout":                  {ProxySettings{IPVS: &IPVSSettings{TCPTimeoutSeconds: new(int32(-1))}}, "ipvs.tcpTimeoutSeconds"},
 		"negative interval":                      {sync(-1, 60), "sync.minIntervalMilliseconds"},
 		"verifies too often":                     {sync(250, 4), "sync.verifyIntervalSeconds"},
 		"verifies more often than it writes":     {sync(10_001, 10), "sync.verifyIntervalSeconds"},
 		"negative conntrack":                     {ProxySettings{Conntrack: &ConntrackSettings{Min: new(int32(-1))}}, "conntrack.min"},
-		"unknown liberal":                        {ProxySettings{Conntrack: &ConntrackSettings{TCPBeLiberal: new(Toggle("yes"))}}, "conntrack.tcpBeLiberal"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			errs := ValidateSettings(CompleteSettings(&c.settings))
@@ -87,5 +87,40 @@ func TestValidateSettingsRefuses(t *testing.T) {
 				t.Errorf("got %v, want one error of spec.settings.%s", errs, c.field)
 			}
 		})
+	}
+}
+
+// TestValidateSettingsChecksEveryField: no toggle may have another value, and no number be negative.
+func TestValidateSettingsChecksEveryField(t *testing.T) {
+	checked := map[reflect.Type]bool{}
+	var check func(parent string, index []int, of reflect.Type)
+	check = func(parent string, index []int, of reflect.Type) {
+		for f := range of.Fields() {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			path, index := parent+"."+name, append(slices.Clone(index), f.Index...)
+			var wrong any
+			switch f.Type {
+			case reflect.TypeFor[*Toggle]():
+				wrong = new(Toggle("on"))
+			case reflect.TypeFor[*int32]():
+				wrong = new(int32(-1))
+			default:
+				if f.Type.Kind() == reflect.Pointer && f.Type.Elem().Kind() == reflect.Struct {
+					check(path, index, f.Type.Elem())
+				}
+				continue
+			}
+			settings := CompleteSettings(nil)
+			reflect.ValueOf(settings).Elem().FieldByIndex(index).Set(reflect.ValueOf(wrong))
+			errs := ValidateSettings(settings)
+			if !slices.ContainsFunc(errs, func(err *field.Error) bool { return err.Field == path }) {
+				t.Errorf("%s may be wrong: %v", path, errs)
+			}
+			checked[f.Type] = true
+		}
+	}
+	check("spec.settings", nil, reflect.TypeFor[ProxySettings]())
+	if len(checked) != 2 {
+		t.Errorf("only fields of types %v were checked", checked)
 	}
 }

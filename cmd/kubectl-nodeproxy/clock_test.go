@@ -9,7 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/recorded"
 )
 
-// TestClock: ages refer to the API server's clock, whatever the local clock says.
+// TestClock: ages refer to the API server's clock, whatever the local clock shows.
 func TestClock(t *testing.T) {
 	t.Parallel()
 	state, err := recorded.Load(filepath.Join(states, "agent-silent"))

@@ -16,7 +16,7 @@ func TestCompletion(t *testing.T) {
 		t.Fatal(err)
 	}
 	kubeconfig := writeKubeconfig(t, state.Serve(t))
-	services := "default/kubernetes kube-system/kube-dns shop/balanced shop/db shop/external shop/external-too shop/nobody shop/web"
+	services := "default/kubernetes kube-system/kube-dns shop/balanced shop/db shop/external shop/external-too shop/no-app shop/web"
 	for _, tt := range []struct {
 		typed []string // the last one is being typed
 		want  string

@@ -32,7 +32,7 @@ func TestExitCodes(t *testing.T) {
 		{"healthy", "diff node-1 node-2", command.ExitFindings},
 		{"healthy", "diff node-9", command.ExitError},
 		{"healthy", "trace --from=shop/web-1 --to=shop/web:web", command.ExitOK},
-		{"healthy", "trace --from=shop/web-1 --to=shop/nobody", command.ExitOK}, // rejected
+		{"healthy", "trace --from=shop/web-1 --to=shop/no-app", command.ExitOK}, // rejected
 		{"healthy", "trace --from=shop/web-1", command.ExitError},
 	} {
 		t.Run(tt.state+"/"+tt.args, func(t *testing.T) {

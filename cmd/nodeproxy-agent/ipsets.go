@@ -28,7 +28,7 @@ func printIPSets(out io.Writer, kernel func(dataplane.Family) setReader) error {
 		}
 		for _, name := range slices.Sorted(maps.Keys(sets)) {
 			exist = true
-			fmt.Fprintf(w, "%s: %d entries\n", name, len(sets[name]))
+			fmt.Fprintf(w, "%s, entries: %d\n", name, len(sets[name]))
 			for _, entry := range slices.Sorted(slices.Values(sets[name])) {
 				fmt.Fprintf(w, "  %s\n", entry)
 			}

@@ -1,5 +1,3 @@
-// Command nodeproxy-agent programs one node's kernel with the rules that the controller
-// renders, and reports the kernel's actual state.
 package main
 
 import (
@@ -11,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -56,9 +55,7 @@ Flags:
 
 // options are the command line.
 type options struct {
-	cleanup      bool
-	servers      bool
-	ipsets       bool
+	command      string // empty: run the agent
 	api          connect.Options
 	namespace    string
 	nodeName     string
@@ -75,7 +72,7 @@ type options struct {
 func main() {
 	// Most of the agent's memory is long-lived rules, so collecting garbage sooner costs
 	// little and saves memory.
-	debug.SetGCPercent(50)
+	debug.SetGCPercent(20)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	err := run(ctx, os.Args[1:], os.Getenv("NODE_NAME"), os.Stderr)
 	stop()
@@ -92,10 +89,10 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	}
 	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(o.logVerbosity), textlogger.Output(out)))
 	klog.SetLogger(log) // also for client-go
-	if o.servers {
+	if o.command == "virtual-servers" {
 		return printVirtualServers(os.Stdout, "/proc")
 	}
-	if o.ipsets {
+	if o.command == "ipsets" {
 		return printIPSets(os.Stdout, func(f dataplane.Family) setReader { return ipvs.NewKernel(f, "") })
 	}
 	variant, err := variantOf(o.iptables)
@@ -103,7 +100,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 		return err
 	}
 	host := modes.NewNode(modes.Options{Variant: variant, SysctlDirectory: o.sysctls})
-	if o.cleanup {
+	if o.command == "cleanup" {
 		if err := cleanup(ctx, dataplane.NewFanout(host.Dataplanes()), o.exclude); err != nil {
 			return fmt.Errorf("removing rules: %w", err)
 		}
@@ -129,6 +126,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: host.Dataplanes(), IPTables: host.Version,
 		Flows: conntrack.NewKernel(), Tracking: conntrack.NewSystem(o.sysctls),
 		Probe: ownership.NewProbe(sockets.Kernel{}, log), Spotter: host.Spotter(), Sockets: sockets.Kernel{},
+		Serving:            ownership.NewServing(sockets.Kernel{}, log),
 		ProxyHealthAddress: o.proxyHealth, MetricsAddress: o.metrics, ProbeAddress: o.healthProbe,
 		StateDir: o.stateDir, Identity: here,
 		Version: version, Kernel: kernelRelease(),
@@ -146,7 +144,7 @@ func cleanup(ctx context.Context, node *dataplane.Fanout, exclude string) error 
 	var o dataplane.CleanupOptions
 	if exclude != "" {
 		var err error
-		if o.Exclude, err = dataplane.ExcludedRanges(strings.Split(exclude, ",")); err != nil {
+		if o.PreservedRanges, err = dataplane.ParsePreserved(strings.Split(exclude, ",")); err != nil {
 			return fmt.Errorf("--ipvs-exclude-cidrs %q: %w", exclude, err)
 		}
 	}
@@ -155,14 +153,8 @@ func cleanup(ctx context.Context, node *dataplane.Fanout, exclude string) error 
 
 func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	o := &options{}
-	switch {
-	case len(args) == 0:
-	case args[0] == "cleanup":
-		o.cleanup, args = true, args[1:]
-	case args[0] == "virtual-servers":
-		o.servers, args = true, args[1:]
-	case args[0] == "ipsets":
-		o.ipsets, args = true, args[1:]
+	if len(args) > 0 && slices.Contains([]string{"cleanup", "virtual-servers", "ipsets"}, args[0]) {
+		o.command, args = args[0], args[1:]
 	}
 	flags := flag.NewFlagSet("nodeproxy-agent", flag.ContinueOnError)
 	flags.SetOutput(out)
@@ -174,7 +166,7 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	flags.StringVar(&o.namespace, "namespace", "nodeproxy-system", "`namespace` of this agent's Lease, its heartbeat for the controller; it must exist")
 	flags.StringVar(&o.nodeName, "node-name", defaultNode, "`name` of this Node; default: the environment variable NODE_NAME")
 	flags.StringVar(&o.stateDir, "state-dir", "/var/lib/nodeproxy", "`directory` on this node for <node>.checkpoint, the rules that an agent uses if it starts while the API server is unreachable; it must survive a reboot")
-	flags.StringVar(&o.sysctls, "sysctl-folder", "/proc/sys", "`directory` with a writable net/ of /proc/sys; in a container that is not privileged, /proc/sys itself is read-only")
+	flags.StringVar(&o.sysctls, "sysctl-directory", "/proc/sys", "`directory` with a writable net/ of /proc/sys; in a container that is not privileged, /proc/sys itself is read-only")
 	flags.StringVar(&o.proxyHealth, "proxy-health-bind-address", "0.0.0.0:10256", "`host:port` of the proxy's /healthz and /livez, for load balancers; 0: none. Opened when no other proxy is active")
 	flags.StringVar(&o.metrics, "metrics-bind-address", ownership.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families. Opened when no other proxy is active")
 	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz, and of /metrics, also while another proxy is active; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families")

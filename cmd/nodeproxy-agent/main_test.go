@@ -31,7 +31,7 @@ func TestParse(t *testing.T) {
 		t.Errorf("options (-want +got):\n%s", diff)
 	}
 	got, err = parse([]string{"cleanup", "--node-name", "other"}, "node-1", &out)
-	if err != nil || !got.cleanup || got.nodeName != "other" {
+	if err != nil || got.command != "cleanup" || got.nodeName != "other" {
 		t.Errorf("cleanup: %+v, %v", got, err)
 	}
 	if _, err := parse([]string{"--help"}, "", &out); !errors.Is(err, flag.ErrHelp) || !strings.Contains(out.String(), "cleanup [flags]") {
@@ -86,7 +86,7 @@ func TestVirtualServers(t *testing.T) {
 		}
 	}
 	shows(servers + "connections: 1\n")
-	if got, err := parse([]string{"virtual-servers"}, "node-1", &bytes.Buffer{}); err != nil || !got.servers {
+	if got, err := parse([]string{"virtual-servers"}, "node-1", &bytes.Buffer{}); err != nil || got.command != "virtual-servers" {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -122,7 +122,7 @@ func TestIPSets(t *testing.T) {
 		"both families, other sets left out": {
 			fakeSets{"KUBE-CLUSTER-IP": {"10.0.0.2,tcp:80", "10.0.0.1,tcp:80"}, "KUBE-IPVS-IPS": nil, "OTHER": {"10.0.0.3"}},
 			fakeSets{"KUBE-6-CLUSTER-IP": {"fd00::1,udp:53"}},
-			"KUBE-CLUSTER-IP: 2 entries\n  10.0.0.1,tcp:80\n  10.0.0.2,tcp:80\nKUBE-IPVS-IPS: 0 entries\nKUBE-6-CLUSTER-IP: 1 entries\n  fd00::1,udp:53\n",
+			"KUBE-CLUSTER-IP, entries: 2\n  10.0.0.1,tcp:80\n  10.0.0.2,tcp:80\nKUBE-IPVS-IPS, entries: 0\nKUBE-6-CLUSTER-IP, entries: 1\n  fd00::1,udp:53\n",
 		},
 	} {
 		got, err := shown(map[dataplane.Family]fakeSets{dataplane.IPv4: tt.ipv4, dataplane.IPv6: tt.ipv6})
@@ -136,7 +136,7 @@ func TestIPSets(t *testing.T) {
 	if got, err := shown(map[dataplane.Family]fakeSets{dataplane.IPv4: {"KUBE-IPVS-IPS": nil}}); err == nil || got != "" {
 		t.Errorf("without permission for IPv6: %v, and %q", err, got)
 	}
-	if got, err := parse([]string{"ipsets"}, "node-1", &bytes.Buffer{}); err != nil || !got.ipsets {
+	if got, err := parse([]string{"ipsets"}, "node-1", &bytes.Buffer{}); err != nil || got.command != "ipsets" {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -96,7 +96,7 @@ func TestHelpShowsEveryFlag(t *testing.T) {
 	}
 	for _, name := range []string{
 		"api-server", "api-servers-file", "health-probe-bind-address", "iptables-variant", "ipvs-exclude-cidrs", "kubeconfig",
-		"metrics-bind-address", "namespace", "node-name", "proxy-health-bind-address", "state-dir", "sysctl-folder", "v",
+		"metrics-bind-address", "namespace", "node-name", "proxy-health-bind-address", "state-dir", "sysctl-directory", "v",
 	} {
 		_, after, found := strings.Cut(out.String(), "\n  -"+name+" ")
 		if text, _, _ := strings.Cut(after, "\n  -"); !found || len(text) < 20 {
@@ -106,7 +106,7 @@ func TestHelpShowsEveryFlag(t *testing.T) {
 }
 
 // TestSignals: the agent stops with status 0 as the kubelet and a user ask it to,
-// while no API server answers, and says that rules stay. It runs in a network
+// while no API server answers, and prints that rules stay. It runs in a network
 // namespace of its own, which has no rules to touch.
 func TestSignals(t *testing.T) {
 	if os.Geteuid() != 0 {

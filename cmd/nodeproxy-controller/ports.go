@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
+	"sync/atomic"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -61,8 +61,7 @@ func metricsHandler(from prometheus.Gatherer) http.Handler {
 // probes serve the kubelet from before the manager starts: a controller that waits for its
 // requirements is alive, but not ready.
 type probes struct {
-	mu    sync.Mutex // guards ready
-	ready func(context.Context) error
+	ready atomic.Pointer[func(context.Context) error]
 }
 
 func newProbes() *probes {
@@ -74,11 +73,7 @@ func newProbes() *probes {
 func (p *probes) unready(why error) { p.follow(func(context.Context) error { return why }) }
 
 // follow makes the program ready while f returns nil, which may take a moment.
-func (p *probes) follow(f func(context.Context) error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ready = f
-}
+func (p *probes) follow(f func(context.Context) error) { p.ready.Store(&f) }
 
 // ServeHTTP serves /healthz while the process runs, and /readyz with the reason if it is not ready.
 func (p *probes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -86,10 +81,7 @@ func (p *probes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/healthz":
 	case "/readyz":
-		p.mu.Lock()
-		ready := p.ready
-		p.mu.Unlock()
-		if err := ready(r.Context()); err != nil {
+		if err := (*p.ready.Load())(r.Context()); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}

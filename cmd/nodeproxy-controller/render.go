@@ -19,6 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/manifest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/preview"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // Exit statuses of render, as of kubectl diff.
@@ -171,7 +172,7 @@ func gather(ctx context.Context, o *renderOptions, s streams, logger logr.Logger
 		return live, err
 	}
 	if n := written.Facts(); n > 0 {
-		printLine(s.err, fmt.Sprintf("note: %d objects of the files are not used: with a cluster, only NodeProxy and policies are read from files", n))
+		printLine(s.err, fmt.Sprintf("note: ignoring %s of the files: with a cluster, only NodeProxy and policies are read from files", text.Count(n, "object")))
 	}
 	live.Overlay(written, o.prune)
 	return live, nil
@@ -198,7 +199,7 @@ func show(o *renderOptions, stored *preview.Objects, result *preview.Result, out
 	buffered := bufio.NewWriter(out)
 	if o.diff {
 		changes := preview.Compare(stored, result)
-		changed = changes.Any()
+		changed = len(changes) > 0
 		if err = changes.Write(buffered); err == nil {
 			_, err = fmt.Fprintln(buffered, changes.Summary())
 		}

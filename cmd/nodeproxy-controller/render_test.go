@@ -61,13 +61,13 @@ func TestRenderFiles(t *testing.T) {
 	}
 	repository, policy, snapshot := filepath.Dir(file("repository/nodeproxy.yaml", writtenFile)), file("policy.yaml", servicePolicyFile), file("snapshot.yaml", snapshotFile)
 	file("repository/more/policy.yaml", servicePolicyFile)
-	status, rendered, said := outcomeOf(t, "", "-f", repository, "-f", snapshot)
+	status, rendered, printed := outcomeOf(t, "", "-f", repository, "-f", snapshot)
 	if status != exitSame || strings.Count(rendered, "\nkind: NodeProxyRules\n") != 2 || strings.Count(rendered, "\nkind: ServiceProxyRules\n") != 1 {
-		t.Fatalf("exit status %d\n%s%s", status, rendered, said)
+		t.Fatalf("exit status %d\n%s%s", status, rendered, printed)
 	}
-	wantSaid := "note: " + filepath.Join(repository, "more") + " is not read: use --recursive to read subdirectories\n" +
-		"note: 1 objects are ignored because nothing is rendered from them: 1 Deployment (apps/v1)\n"
-	if diff := cmp.Diff(wantSaid, said); diff != "" {
+	wantReported := "note: " + filepath.Join(repository, "more") + " is not read: use --recursive to read subdirectories\n" +
+		"note: ignoring 1 object that nothing is rendered from: 1 Deployment (apps/v1)\n"
+	if diff := cmp.Diff(wantReported, printed); diff != "" {
 		t.Errorf("standard error (-want +got):\n%s", diff)
 	}
 	before := file("before.yaml", rendered)

@@ -168,12 +168,10 @@ func await(ctx context.Context, check func(context.Context) error, note func(err
 			logged, at = err.Error(), now
 			logger.Error(err, "The controller does not start yet; checking its requirements every 3 s")
 		}
-		timer := clk.NewTimer(checkPause)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return false
-		case <-timer.C():
+		case <-clk.After(checkPause):
 		}
 	}
 }

@@ -46,7 +46,7 @@ func TestStartsWhenAllIsThere(t *testing.T) {
 	for _, text := range []string{"No API server answers", dead + ": dial tcp", "connection refused", "whatToDo", addresses} {
 		r.until("the address is wrong: "+text, 30*time.Second-time.Since(start), func(context.Context) error { return logged(c, text) })
 	}
-	t.Logf("a wrong address is said after %s", time.Since(start).Round(100*time.Millisecond))
+	t.Logf("a wrong address is printed after %s", time.Since(start).Round(100*time.Millisecond))
 	r.unready(probes, dead+": dial tcp")
 
 	missing := crds.get("serviceproxyrules.nodeproxy.io")
@@ -82,7 +82,7 @@ func TestStartsWhenAllIsThere(t *testing.T) {
 	r.running(c)
 }
 
-// unready waits until /readyz says why it fails, and fails if the process does
+// unready waits until /readyz explains why it fails, and fails if the process does
 // not count as alive.
 func (r *rig) unready(probes, why string) {
 	r.Helper()
@@ -169,7 +169,7 @@ func (c crds) remove(crd *apiextensionsv1.CustomResourceDefinition) {
 	})
 }
 
-// annotate has a CRD say that it has a revision.
+// annotate gives a CRD a revision.
 func (c crds) annotate(name, revision string) {
 	c.Helper()
 	crd := c.get(name)
@@ -194,7 +194,7 @@ func TestRevision(t *testing.T) {
 	}
 }
 
-// What is missing is said once, again when it is something else, and once a
+// What is missing is printed once, again when it is something else, and once a
 // minute.
 func TestAwait(t *testing.T) {
 	clk := clocktesting.NewFakeClock(time.Now())
@@ -229,8 +229,8 @@ func TestAwait(t *testing.T) {
 	if !<-done {
 		t.Error("it was not there in the end")
 	}
-	said := slices.DeleteFunc(slices.Clone(log), func(line string) bool { return !strings.Contains(line, "does not start yet") })
-	if len(said) != 3 || !strings.Contains(said[1], "first") || !strings.Contains(said[2], "second") || len(log) != 4 || len(noted) != 22 {
+	printed := slices.DeleteFunc(slices.Clone(log), func(line string) bool { return !strings.Contains(line, "does not start yet") })
+	if len(printed) != 3 || !strings.Contains(printed[1], "first") || !strings.Contains(printed[2], "second") || len(log) != 4 || len(noted) != 22 {
 		t.Errorf("noted %d; log:\n%s", len(noted), strings.Join(log, "\n"))
 	}
 	stopped, cancel := context.WithCancel(t.Context())

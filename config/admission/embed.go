@@ -1,4 +1,3 @@
-// Package admission embeds the manifests of the admission policies.
 package admission
 
 import "embed"

@@ -1,4 +1,3 @@
-// Package agent embeds the manifest of the agents' DaemonSet.
 package agent
 
 import _ "embed" // for the manifest

@@ -1,4 +1,3 @@
-// Package crd embeds the CRDs.
 package crd
 
 import "embed"

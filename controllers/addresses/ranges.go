@@ -76,12 +76,10 @@ func (r *RangeWatcher) Start(ctx context.Context) error {
 				log.FromContext(ctx).Error(err, "ServiceCIDRs cannot be watched; retrying")
 			}
 		}
-		timer := r.clock.NewTimer(pause)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
-		case <-timer.C():
+		case <-r.clock.After(pause):
 		}
 	}
 }

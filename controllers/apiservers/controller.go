@@ -129,7 +129,7 @@ func (r *Reconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]stri
 	if len(texts) == len(urls) {
 		r.Findings.Report(reports.AboutAPIServers, reports.Finding{
 			Reason:  v1alpha1.ReasonAPIServerUnreachable,
-			Message: "None of spec.apiServer.endpoints answers the controller, so agents keep their addresses. Correct the field, or remove it to use the EndpointSlice default/kubernetes: " + strings.Join(texts, "; "),
+			Message: "None of spec.apiServer.endpoints answers the controller, so agents retain their addresses. Correct the field, or remove it to use the EndpointSlice default/kubernetes: " + strings.Join(texts, "; "),
 		})
 		return nil, nil
 	}

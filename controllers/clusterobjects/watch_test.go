@@ -22,7 +22,7 @@ func TestPolicyWatchFailures(t *testing.T) {
 	w.fail("b")
 	w.fail("a")
 	w.fail("a")
-	check("at first", 2, "a", "b")
+	check("initially", 2, "a", "b")
 	clk.SetTime(clk.Now().Add(failureAge))
 	w.fail("a")
 	check("both last", 2, "a", "b")

@@ -80,10 +80,7 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t, store: &store{}, clock: clocktesting.NewFakeClock(controllertest.Noon), registry: prometheus.NewRegistry()}
-	m, err := metrics.New(r.registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := metrics.New(r.registry)
 	r.ctx = log.IntoContext(t.Context(), funcr.New(func(_, text string) { r.logged = append(r.logged, text) }, funcr.Options{}))
 	r.Recorder = NewRecorder(NewQueue(leader.Always{}, r.store, r.clock, m), r.clock)
 	return r
@@ -155,7 +152,7 @@ func TestServiceThatAlternatesHasFewEvents(t *testing.T) {
 	}
 }
 
-func TestEventSaysHowManyWereLeftOut(t *testing.T) {
+func TestEventReportsHowManyWereLeftOut(t *testing.T) {
 	r := newRig(t)
 	svc := controllertest.ServiceNamed("shop", "cart")
 	r.warned(svc, "one")

@@ -1,6 +1,7 @@
 package formats
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -9,7 +10,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
@@ -94,7 +94,7 @@ func (f *Formats) read(ctx context.Context) (version int32, changed bool, err er
 // the version. The caller holds mu.
 func (f *Formats) logVersion(ctx context.Context, version int32, behind []string) {
 	const named = 3
-	text := text.FirstNames(behind, named)
+	text := text.Some(behind, named)
 	if text != "" && (text != f.logged || version != f.version) {
 		log.FromContext(ctx).Info("Writing rendered objects in an older format, because not all agents know the newest one",
 			"formatVersion", version, "newest", slices.Max(f.writable), "nodes", text, "whatToDo", "upgrade the agents there; of Nodes that do not come back, delete the Node")
@@ -123,18 +123,10 @@ type Reconciler struct {
 
 // Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(s watches.Setup) error {
-	return s.Add("format", r, watches.On(&v1alpha1.NodeProxyRules{}, formatsChanged()))
-}
-
-// formatsChanged passes changes of the versions that nodes know.
-func formatsChanged() predicate.Predicate {
-	return watches.Updated(func(old, rules *v1alpha1.NodeProxyRules) bool {
-		before, after := old.Status.Agent, rules.Status.Agent
-		if before == nil || after == nil {
-			return before != after
-		}
-		return !slices.Equal(before.FormatVersions, after.FormatVersions)
-	})
+	return s.Add("format", r, watches.On(&v1alpha1.NodeProxyRules{}, watches.Changed(func(rules *v1alpha1.NodeProxyRules) []any {
+		agent := rules.Status.Agent
+		return []any{agent == nil, cmp.Or(agent, &v1alpha1.AgentReport{}).FormatVersions}
+	})))
 }
 
 // Reconcile negotiates.

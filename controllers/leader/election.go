@@ -28,7 +28,7 @@ const (
 	// retryPeriod is how often a leader renews. client-go makes the pauses of
 	// standbys up to 2.2 times as long, which is 1.1 s on average.
 	retryPeriod = 700 * time.Millisecond
-	// stopGrace is how long a write may continue after the process is told to stop.
+	// stopGrace is how long a write may continue after the process is asked to stop.
 	stopGrace = 500 * time.Millisecond
 )
 

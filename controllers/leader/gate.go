@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
 )
 
-// Leadership decides when this process may write. A standby does everything else, so that it can
+// Leadership decides when this process may write. A standby keeps its caches filled, so that it can
 // take over at once.
 type Leadership interface {
 	// Enter waits until this process may write. Term ends when it no longer may, or with ctx; leave
@@ -51,13 +51,31 @@ func Guard(l Leadership, r reconcile.Reconciler) reconcile.Reconciler {
 			return ctrl.Result{}, err
 		}
 		defer leave()
-		result, err := r.Reconcile(term, req)
-		if err != nil && term.Err() != nil && ctx.Err() == nil {
-			// The lease was lost meanwhile: retry when this process leads again.
-			return ctrl.Result{RequeueAfter: retry.Soon}, nil
-		}
-		return result, err
+		return within(ctx, term, r, req)
 	})
+}
+
+// Drop is Guard for a reconciler of objects that tenants create and delete, whose names would fill a
+// standby's queue: it drops requests there. A new term must reconcile everything.
+func Drop(l Leadership, r reconcile.Reconciler) reconcile.Reconciler {
+	return reconcile.Func(func(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+		term, leave, leads := l.TryEnter(ctx)
+		if !leads {
+			return ctrl.Result{}, nil
+		}
+		defer leave()
+		return within(ctx, term, r, req)
+	})
+}
+
+// within reconciles in a term.
+func within(ctx, term context.Context, r reconcile.Reconciler, req ctrl.Request) (ctrl.Result, error) {
+	result, err := r.Reconcile(term, req)
+	if err != nil && term.Err() != nil && ctx.Err() == nil {
+		// The lease was lost meanwhile: retry when this process leads again.
+		return ctrl.Result{RequeueAfter: retry.Soon}, nil
+	}
+	return result, err
 }
 
 // ErrNotLeading is the error of a write while another controller may lead.

@@ -10,6 +10,9 @@ import (
 
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
 )
 
 var start = time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
@@ -194,4 +197,31 @@ func TestNoWaiterSpinsAtAGateThatStops(t *testing.T) {
 			t.Errorf("entered: %v", err)
 		}
 	})
+}
+
+// A standby keeps no requests for objects that tenants may create and delete.
+func TestDropKeepsNothingOnAStandby(t *testing.T) {
+	clk := clocktesting.NewFakeClock(start)
+	g := NewGate(clk)
+	var reconciled int
+	lost := errors.New("the lease is lost")
+	r := Drop(g, reconcile.Func(func(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+		if reconciled++; reconciled == 1 {
+			return reconcile.Result{}, nil
+		}
+		g.lose()
+		<-ctx.Done()
+		return reconcile.Result{}, lost
+	}))
+	try := func(when string, want int, again time.Duration) {
+		t.Helper()
+		if result, err := r.Reconcile(t.Context(), reconcile.Request{}); err != nil || reconciled != want || result.RequeueAfter != again {
+			t.Errorf("%s: reconciled %d times, again in %s (%v), want %d and %s", when, reconciled, result.RequeueAfter, err, want, again)
+		}
+	}
+	try("on a standby", 0, 0)
+	g.extend(start.Add(time.Minute))
+	try("on the leader", 1, 0)
+	try("when the lease is lost", 2, retry.Soon)
+	try("on a standby again", 2, 0)
 }

@@ -1,6 +1,7 @@
 package liveness
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
@@ -99,7 +101,8 @@ func (l *Liveness) check(now time.Time, leases []coordinationv1.Lease, rules []v
 			state.idle = now
 		}
 		taking := now.Sub(state.idle) < lagLimit // it takes over, or cannot
-		if known && !reports.Absent(r) && !reports.NotResponding(r) && !taking && objects.Older(appliedVersion(lease), required) {
+		applied := cmp.Or(lease, &coordinationv1.Lease{}).Annotations[v1alpha1.AnnotationAppliedResourceVersion]
+		if known && !reports.Absent(r) && !reports.NotResponding(r) && !taking && objects.Older(applied, required) {
 			lag.Insert(r.Name)
 		}
 	}
@@ -130,10 +133,7 @@ func (l *Liveness) skipUnseen(now time.Time) {
 
 // note records an agent's Lease, nil if it has none. The caller holds mu.
 func (l *Liveness) note(name string, lease *coordinationv1.Lease, now time.Time) *agentState {
-	var renewed metav1.MicroTime
-	if lease != nil && lease.Spec.RenewTime != nil {
-		renewed = *lease.Spec.RenewTime
-	}
+	renewed := ptr.Deref(cmp.Or(lease, &coordinationv1.Lease{}).Spec.RenewTime, metav1.MicroTime{})
 	state := l.agents[name]
 	if state == nil {
 		state = &agentState{renewed: renewed, seen: now}
@@ -186,11 +186,8 @@ func (l *Liveness) reported(node string) {
 func (l *Liveness) silentCondition(rules *v1alpha1.NodeProxyRules) metav1.Condition {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var renewed metav1.MicroTime
-	if state := l.agents[v1alpha1.AgentLeaseName(rules.Name)]; state != nil {
-		renewed = state.renewed
-	}
-	return SilentCondition(rules, l.namespace, renewed.Time)
+	state := cmp.Or(l.agents[v1alpha1.AgentLeaseName(rules.Name)], &agentState{})
+	return SilentCondition(rules, l.namespace, state.renewed.Time)
 }
 
 // SilentCondition is the condition Programmed of a node whose agent does not respond. renewed is the
@@ -201,13 +198,13 @@ func SilentCondition(rules *v1alpha1.NodeProxyRules, namespace string, renewed t
 		Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionUnknown,
 		Reason: v1alpha1.ReasonAgentNotResponding, ObservedGeneration: rules.Generation,
 	}
-	const whatToDo = "The node keeps its rules, but changes do not reach it. Check there that nodeproxy-agent runs and reaches the API server."
+	const whatToDo = "the node retains its rules, but changes do not reach it, and the rest of this status may be stale. Check there that nodeproxy-agent runs and reaches the API server."
 	switch {
 	case !renewed.IsZero():
-		c.Message = fmt.Sprintf("%s%s (Lease %s); the rest of this status may be stale. %s",
+		c.Message = fmt.Sprintf("%s%s (Lease %s): %s",
 			v1alpha1.MessageSilentSince, renewed.UTC().Format(time.RFC3339), lease, whatToDo)
 	case rules.Status.Agent != nil:
-		c.Message = fmt.Sprintf("No heartbeat from the agent (Lease %s does not exist); the rest of this status may be stale. %s", lease, whatToDo)
+		c.Message = fmt.Sprintf("No heartbeat from the agent (Lease %s does not exist): %s", lease, whatToDo)
 	default:
 		c.Message = fmt.Sprintf("No agent has ever reported for this node (Lease %s does not exist). Check that nodeproxy-agent runs there, with this Node's name as --node-name, and reaches the API server.", lease)
 	}
@@ -220,11 +217,4 @@ func appliesNothing(rules *v1alpha1.NodeProxyRules) bool {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)
 	return c != nil && c.Status == metav1.ConditionFalse &&
 		(c.Reason == v1alpha1.ReasonConflictingProxy || c.Reason == v1alpha1.ReasonRemoved)
-}
-
-func appliedVersion(lease *coordinationv1.Lease) string {
-	if lease == nil {
-		return ""
-	}
-	return lease.Annotations[v1alpha1.AnnotationAppliedResourceVersion]
 }

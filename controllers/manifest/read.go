@@ -17,6 +17,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/preview"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // Kinds that users write, which are validated as the API server does.
@@ -153,8 +154,8 @@ func (r *reader) object(ctx context.Context, at place, raw []byte, h header) {
 			r.fail(at, "%s: %w", key, err)
 			return
 		}
-		for _, text := range wrong {
-			r.fail(at, "%s: %s", key, text)
+		for _, problem := range wrong {
+			r.fail(at, "%s: %s", key, problem)
 		}
 		if len(wrong) > 0 {
 			return
@@ -216,5 +217,5 @@ func (r *Read) Ignored() string {
 		parts = append(parts, fmt.Sprintf("%d %s", r.ignored[kind], kind))
 		total += r.ignored[kind]
 	}
-	return fmt.Sprintf("%d objects are ignored because nothing is rendered from them: %s", total, strings.Join(parts, ", "))
+	return fmt.Sprintf("ignoring %s that nothing is rendered from: %s", text.Count(total, "object"), strings.Join(parts, ", "))
 }

@@ -60,7 +60,7 @@ func TestIgnored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "3 objects are ignored because nothing is rendered from them: 2 ConfigMap (v1), 1 Deployment (apps/v1)"; got.Ignored() != want {
+	if want := "ignoring 3 objects that nothing is rendered from: 2 ConfigMap (v1), 1 Deployment (apps/v1)"; got.Ignored() != want {
 		t.Errorf("got %q, want %q", got.Ignored(), want)
 	}
 	if got, err := parse(t, ""); err != nil || got.Ignored() != "" {

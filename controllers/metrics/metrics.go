@@ -1,11 +1,11 @@
 package metrics
 
 import (
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/admission"
@@ -36,85 +36,55 @@ const (
 	OpDelete  = "delete"
 )
 
+// prefix begins the names of the controller's own metrics.
+const prefix = "nodeproxy_controller_"
+
 // Metrics are the controller's own metrics.
 type Metrics struct {
-	writes   *prometheus.CounterVec
-	skipped  *prometheus.CounterVec
-	rejected prometheus.Gauge
-	leftOut  prometheus.Gauge
-	render   *prometheus.HistogramVec
-	nodes    *prometheus.GaugeVec
-	checks   *prometheus.CounterVec
-	leading  prometheus.Gauge
-	toWrite  prometheus.Histogram
-	rollout  *prometheus.GaugeVec
-	shaped   *prometheus.GaugeVec
-	events   *prometheus.CounterVec
+	writes     *prometheus.CounterVec
+	skipped    *prometheus.CounterVec
+	unrendered prometheus.Gauge
+	leftOut    prometheus.Gauge
+	render     *prometheus.HistogramVec
+	nodes      *prometheus.GaugeVec
+	checks     *prometheus.CounterVec
+	leading    prometheus.Gauge
+	toWrite    prometheus.Observer
+	rollout    *prometheus.GaugeVec
+	shaped     *prometheus.GaugeVec
+	events     *prometheus.CounterVec
 
 	mu    sync.Mutex // guards leads, and keeps the gauges of the cluster consistent with it
 	leads bool
 }
 
 // New registers the metrics.
-func New(r prometheus.Registerer) (*Metrics, error) {
-	m := &Metrics{
-		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "nodeproxy_controller_writes_total",
-			Help: "Successful writes of rendered objects and of status, by kind and operation.",
-		}, []string{"kind", "operation"}),
-		skipped: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "nodeproxy_controller_skipped_writes_total",
-			Help: "Writes that were skipped because the object or status already has the desired content, by kind.",
-		}, []string{"kind"}),
-		rejected: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "nodeproxy_controller_unrendered_services",
-			Help: "Services whose rules cannot be rendered or stored; each is named in an event. 0 while this controller stands by.",
-		}),
-		leftOut: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "nodeproxy_controller_left_out_local_endpoints",
-			Help: "Services whose local endpoints the NodeProxyRules of a node leave out because they are over a limit, added up over nodes; each Service is named in an event. 0 while this controller stands by.",
-		}),
-		render: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "nodeproxy_controller_render_seconds",
-			Help:    "Time to render one object, by kind.",
-			Buckets: prometheus.ExponentialBuckets(0.00001, 4, 10),
-		}, []string{"kind"}),
-		nodes: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "nodeproxy_controller_nodes",
-			Help: "Nodes by state (total, programmed, not_programmed, stale, audit, fallback, lagging), as in the status of NodeProxy; a node can have several. Only the controller that leads has them.",
-		}, []string{"state"}),
-		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "nodeproxy_controller_agent_checks_total",
-			Help: "Checks of the agents' Leases, by result (done, failed). While they fail, no agent is reported as not responding.",
-		}, []string{"result"}),
+func New(r prometheus.Registerer) *Metrics {
+	factory := promauto.With(r)
+	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return factory.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + name, Help: help}, labels)
 	}
-	m.rollout = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "nodeproxy_controller_rollout_nodes",
-		Help: "Nodes by policy, empty for NodeProxy, and state (selected, updated, programmed, unavailable, waiting, missed). While some missed the deadline, the rollout is halted. Only the controller that leads has them.",
-	}, []string{"policy", "state"})
-	m.leading = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "nodeproxy_controller_leading",
-		Help: "1 while this controller leads and writes, 0 while it stands by.",
-	})
-	m.toWrite = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name:    "nodeproxy_controller_slice_change_to_write_seconds",
-		Help:    "Time from the event of the first changed EndpointSlice of a Service until its rules were written. Large Services wait, see docs/architecture.md.",
-		Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
-	})
-	m.shaped = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "nodeproxy_controller_service_policy_services",
-		Help: "Services by ServiceProxyPolicy and state (selected, applied, ineffective, rejected); a Service can have several. Rejected are those that halted the change. Only the controller that leads has them.",
-	}, []string{"policy", "state"})
-	m.events = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "nodeproxy_controller_events_total",
-		Help: "Events by result (written; failed: the API server did not accept it; dropped: too many waited). Existing ones count as written.",
-	}, []string{"result"})
-	for _, c := range []prometheus.Collector{m.events, m.rollout, m.shaped, m.toWrite, m.leading, m.writes, m.skipped, m.rejected, m.leftOut, m.render, m.nodes, m.checks} {
-		if err := r.Register(c); err != nil {
-			return nil, fmt.Errorf("register metrics: %w", err)
-		}
+	gauge := func(name, help string) prometheus.Gauge { return gauges(name, help).WithLabelValues() }
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return factory.NewCounterVec(prometheus.CounterOpts{Name: prefix + name, Help: help}, labels)
 	}
-	return m, nil
+	histograms := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		return factory.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + name, Help: help, Buckets: buckets}, labels)
+	}
+	return &Metrics{
+		writes:     counters("writes_total", "Successful writes of rendered objects and of status, by kind and operation.", "kind", "operation"),
+		skipped:    counters("skipped_writes_total", "Writes that were skipped because the object or status already has the desired content, by kind.", "kind"),
+		unrendered: gauge("unrendered_services", "Services whose rules cannot be rendered or stored; each is named in an event. 0 while this controller stands by."),
+		leftOut:    gauge("left_out_local_endpoints", "Services whose local endpoints the NodeProxyRules of a node leave out because they are over a limit, added up over nodes; each Service is named in an event. 0 while this controller stands by."),
+		render:     histograms("render_seconds", "Time to render one object, by kind.", prometheus.ExponentialBuckets(0.00001, 4, 10), "kind"),
+		nodes:      gauges("nodes", "Nodes by state (total, programmed, not_programmed, stale, audit, fallback, lagging), as in the status of NodeProxy; a node can have several. Only the controller that leads has them.", "state"),
+		checks:     counters("agent_checks_total", "Checks of the agents' Leases, by result (done, failed). While they fail, no agent is reported as not responding.", "result"),
+		rollout:    gauges("rollout_nodes", "Nodes by policy, empty for NodeProxy, and state (selected, updated, programmed, unavailable, waiting, missed). While some missed the deadline, the rollout is halted. Only the controller that leads has them.", "policy", "state"),
+		leading:    gauge("leading", "1 while this controller leads and writes, 0 while it stands by."),
+		toWrite:    histograms("slice_change_to_write_seconds", "Time from the event of the first changed EndpointSlice of a Service until its rules were written. Large Services wait, see docs/architecture.md.", prometheus.ExponentialBuckets(0.001, 2, 16)).WithLabelValues(),
+		shaped:     gauges("service_policy_services", "Services by ServiceProxyPolicy and state (selected, applied, ineffective, rejected); a Service can have several. Rejected are those that halted the change. Only the controller that leads has them.", "policy", "state"),
+		events:     counters("events_total", "Events by result (written; failed: the API server did not accept it; dropped: too many waited). Existing ones count as written.", "result"),
+	}
 }
 
 // Wrote counts a write.
@@ -178,9 +148,9 @@ func (m *Metrics) show(set func()) {
 	}
 }
 
-// ShowRejected sets the number of rejected Services if this controller leads.
-func (m *Metrics) ShowRejected(count int) {
-	m.show(func() { m.rejected.Set(float64(count)) })
+// ShowUnrendered sets the number of unrendered Services if this controller leads.
+func (m *Metrics) ShowUnrendered(count int) {
+	m.show(func() { m.unrendered.Set(float64(count)) })
 }
 
 // Event counts an event by its result.
@@ -218,6 +188,6 @@ func (m *Metrics) Lead(leading bool) {
 	m.nodes.Reset()
 	m.rollout.Reset()
 	m.shaped.Reset()
-	m.rejected.Set(0)
+	m.unrendered.Set(0)
 	m.leftOut.Set(0)
 }

@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -49,6 +50,7 @@ type Reconciler struct {
 	Metrics *metrics.Metrics
 	Formats *formats.Formats
 	pace    *nodePace
+	limits  *overLimits
 	LeftOut *LeftOut
 }
 
@@ -60,22 +62,32 @@ type Reconciler struct {
 
 // Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(s watches.Setup) error {
-	r.pace = newNodePace()
-	guarded := leader.Guard(s.Leadership, r)
-	affected := affectedNodes{r.Client, newEnqueuePace(r.Client, r.Clock)}
+	r.pace, r.limits = newNodePace(), newOverLimits(r.Client)
+	guarded := leader.Drop(s.Leadership, r)
+	affected := affectedNodes{r.Client, newEnqueuePace(r.Client, r.Clock), r.limits, r.LeftOut}
 	each := handler.EnqueueRequestsFromMapFunc
 	begin := reconcile.Func(func(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 		affected.pace.began(req.Name)
 		return guarded.Reconcile(ctx, req)
 	})
 	return s.Complete("node", begin,
-		watches.By(&corev1.Node{}, &handler.EnqueueRequestForObject{}, nodeFactsChanged()),
+		// What is rendered; heartbeats do not change that.
+		watches.By(&corev1.Node{}, &handler.EnqueueRequestForObject{}, watches.Changed(func(node *corev1.Node) []any {
+			return []any{render.Linux(node), render.NodeFacts(node)}
+		})),
 		watches.By(&discoveryv1.EndpointSlice{}, affected.bySlice()),
 		watches.By(&corev1.Service{}, affected.byPolicy()),
-		watches.By(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, notStatusOnly()),
+		// An agent's report must not render its node again: only spec and annotations are corrected.
+		watches.By(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, watches.Changed(func(rules *v1alpha1.NodeProxyRules) []any {
+			return []any{rules.Generation, rules.Annotations}
+		})),
 		watches.By(&v1alpha1.NodeProxy{}, each(affected.everyNode), watches.SpecChanged()),
 		watches.By(&v1alpha1.NodeProxyPolicy{}, each(affected.nodesWithoutRules), predicate.GenerationChangedPredicate{}),
-		watches.Channel(s.Wake, each(affected.everyNode))) // a new term
+		watches.Channel(s.Wake, each(func(ctx context.Context, o client.Object) []reconcile.Request { // a new term
+			all := affected.everyNode(ctx, o)
+			r.pace.retain(all)
+			return all
+		})))
 }
 
 // Reconcile renders one node and writes the result if it differs.
@@ -110,7 +122,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return r.remove(ctx, stored)
 		}
 	}
-	services, err := servicesOn(ctx, r.Client, req.Name)
+	services, err := r.limits.servicesOn(ctx, req.Name)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -119,11 +131,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	start := r.Clock.Now()
-	var former []v1alpha1.ServiceLocalEndpoints
-	if stored != nil {
-		former = stored.Spec.LocalEndpoints
-	}
-	local := render.LocalEndpoints(req.Name, services, former)
+	local := render.LocalEndpoints(req.Name, services, cmp.Or(stored, &v1alpha1.NodeProxyRules{}).Spec.LocalEndpoints)
 	input := render.NodeInput{Node: node, Current: stored, LocalEndpoints: local.Services, FormatVersion: format}
 	if settings != nil {
 		input.Settings, input.Policies = settings.Settings, settings.Policies
@@ -259,12 +267,11 @@ func absence(stored *v1alpha1.NodeProxyRules, now time.Time) time.Time {
 // remove deletes the rules of a Node that has been absent long enough, after the API server itself
 // has confirmed that it is.
 func (r *Reconciler) remove(ctx context.Context, stored *v1alpha1.NodeProxyRules) (ctrl.Result, error) {
-	node := &corev1.Node{}
-	exists, err := objects.Get(ctx, r.Live, client.ObjectKey{Name: stored.Name}, node)
+	node, err := objects.Find[corev1.Node](ctx, r.Live, client.ObjectKey{Name: stored.Name})
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("confirm that the Node is gone: %w", err)
 	}
-	if exists && render.Linux(node) {
+	if node != nil && render.Linux(node) {
 		return ctrl.Result{RequeueAfter: retry.Soon}, nil // the watch will bring the Node
 	}
 	if stored.DeletionTimestamp != nil {
@@ -288,25 +295,26 @@ func (r *Reconciler) reportLeftOut(ctx context.Context, node string, list []rend
 	defer r.LeftOut.inOrder.Unlock()
 	withoutEvent, ended := r.LeftOut.set(node, list)
 	for _, key := range ended {
-		svc := &corev1.Service{}
-		if found, err := objects.Get(ctx, r.Client, key, svc); err == nil && found {
+		if svc, err := objects.Find[corev1.Service](ctx, r.Client, key); err == nil && svc != nil {
 			r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "")
 		}
 	}
 	written := 0
 	for _, out := range withoutEvent {
-		svc := &corev1.Service{}
-		if found, err := objects.Get(ctx, r.Client, out.Service, svc); err != nil || !found { // the cache does not fail
+		r.LeftOut.Reported(out.Service, true) // before the lookup, so that a later creation revokes it
+		svc, err := objects.Find[corev1.Service](ctx, r.Client, out.Service)
+		if err != nil || svc == nil { // the cache does not fail
 			continue
 		}
 		if written++; written > eventsPerNode {
+			r.LeftOut.Reported(out.Service, false)
 			return false
 		}
 		if !r.Events.Warn(ctx, svc, EventLocalEndpointsLeftOut, events.ActionRender, "The rules of node "+node+" do not contain its local endpoints: "+out.Why()+
-			". Traffic policy Local finds no endpoint there. Give the Services of the namespace fewer ports, or spread their pods over more nodes") {
+			", so a traffic policy Local finds none there. Give the Services of the namespace fewer ports, or spread their pods over more nodes") {
+			r.LeftOut.Reported(out.Service, false)
 			return false
 		}
-		r.LeftOut.eventAdded(out.Service)
 	}
 	return true
 }

@@ -3,6 +3,7 @@
 //
 //   - controller.go: the reconciler
 //   - events.go: which nodes a change concerns
+//   - over_limit.go: which Services to render again when they are within the limits
 //   - enqueue.go: how many nodes each namespace may have rendered
 //   - pace.go: how much of NodeProxyRules each namespace may have written
 //   - left_out.go: records Services whose local endpoints exceed a limit of a node

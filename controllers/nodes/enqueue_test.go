@@ -185,7 +185,7 @@ func TestSlicesThatNameNodesThatAreNotThere(t *testing.T) {
 	failing := interceptor.NewClient(c, interceptor.Funcs{List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
 		return errors.New("stopped")
 	}})
-	works, fails := affectedNodes{c, p}.bySlice(), affectedNodes{failing, p}.bySlice()
+	works, fails := affectedNodes{c, p, newOverLimits(c), nil}.bySlice(), affectedNodes{failing, p, newOverLimits(failing), nil}.bySlice()
 	for name, handle := range map[string]func(watches.Queue){
 		"in the first list": func(q watches.Queue) {
 			works.Create(t.Context(), event.CreateEvent{Object: slice(), IsInInitialList: true}, q)

@@ -3,18 +3,15 @@ package nodes
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -23,37 +20,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// servicesOn returns the Services that have a slice which names a node, with all their slices.
-func servicesOn(ctx context.Context, c client.Reader, node string) ([]render.ServiceSlices, error) {
-	naming, err := objects.ListSlices(ctx, c, client.MatchingFields{objects.IndexSlicesByNode: node})
-	if err != nil {
-		return nil, err
-	}
-	seen := map[types.NamespacedName]bool{}
-	var out []render.ServiceSlices
-	for _, slice := range naming {
-		svc, ok := render.ServiceOf(slice)
-		if !ok || seen[svc] {
-			continue
-		}
-		seen[svc] = true
-		all, err := objects.SlicesOf(ctx, c, svc)
-		if err != nil {
-			return nil, err
-		}
-		service := &corev1.Service{} // empty if there is none
-		if _, err := objects.Get(ctx, c, svc, service); err != nil {
-			return nil, err
-		}
-		out = append(out, render.ServiceSlices{Service: svc, Slices: all, Local: render.HasPolicyLocal(service)})
-	}
-	return out, nil
-}
-
 // affectedNodes enqueues the nodes that a change of an EndpointSlice or a Service concerns.
 type affectedNodes struct {
-	reader client.Reader
-	pace   *enqueuePace
+	reader  client.Reader
+	pace    *enqueuePace
+	limits  *overLimits
+	leftOut *LeftOut
 }
 
 // bySlice enqueues exactly the nodes whose local endpoints an event of a slice may have changed.
@@ -87,54 +59,53 @@ func (h affectedNodes) bySlice() handler.Funcs {
 // byPolicy enqueues the nodes with endpoints of a Service whose traffic policies change to or from
 // Local: that decides what is left out.
 func (h affectedNodes) byPolicy() handler.Funcs {
-	enqueue := func(ctx context.Context, svc *corev1.Service, q watches.Queue) {
-		all, err := objects.SlicesOf(ctx, h.reader, client.ObjectKeyFromObject(svc))
-		if err != nil { // only a cache that has stopped fails
-			log.FromContext(ctx).Error(err, "The nodes of a Service are not rendered", "service", client.ObjectKeyFromObject(svc))
+	return watches.Versions(func(ctx context.Context, q watches.Queue, v []client.Object) {
+		svc := v[len(v)-1].(*corev1.Service)
+		if len(v) == 1 { // created or deleted
+			h.leftOut.Reported(client.ObjectKeyFromObject(svc), false)
+		}
+		was := len(v) > 1 && render.HasPolicyLocal(v[0].(*corev1.Service))
+		if render.HasPolicyLocal(svc) == was {
 			return
 		}
-		for _, slice := range all {
-			h.pace.enqueue(ctx, q, svc.Namespace, render.NodesNamed(slice))
+		key := client.ObjectKeyFromObject(svc)
+		all, over, err := h.limits.slicesOf(ctx, key)
+		if err != nil { // only a cache that has stopped fails
+			log.FromContext(ctx).Error(err, "The nodes of a Service are not rendered", "service", key)
+			return
 		}
-	}
-	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, q watches.Queue) {
-			if svc := e.Object.(*corev1.Service); !e.IsInInitialList && render.HasPolicyLocal(svc) {
-				enqueue(ctx, svc, q)
-			}
-		},
-		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q watches.Queue) {
-			if svc := e.ObjectNew.(*corev1.Service); render.HasPolicyLocal(svc) != render.HasPolicyLocal(e.ObjectOld.(*corev1.Service)) {
-				enqueue(ctx, svc, q)
-			}
-		},
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q watches.Queue) {
-			if svc := e.Object.(*corev1.Service); render.HasPolicyLocal(svc) {
-				enqueue(ctx, svc, q)
-			}
-		},
-	}
+		if !over { // otherwise its nodes are rendered when that ends
+			h.pace.enqueue(ctx, q, svc.Namespace, render.NodesNamed(all...))
+		}
+	})
 }
 
-// enqueue compares a slice of one Service before and after; nil: it does not exist.
+// enqueue compares a slice of one Service before and after; nil: it does not exist. While the Service
+// is over a limit, no endpoint of its other slices is read: nodes retain what they have of it, except
+// those that no slice names any more. Once that ends, all its nodes are rendered.
 func (h affectedNodes) enqueue(ctx context.Context, q watches.Queue, before, after *discoveryv1.EndpointSlice) {
 	slice := cmp.Or(before, after)
 	svc, ok := render.ServiceOf(slice)
 	if !ok {
 		return
 	}
-	all, err := objects.SlicesOf(ctx, h.reader, svc)
+	own := slices.DeleteFunc([]*discoveryv1.EndpointSlice{before, after}, func(s *discoveryv1.EndpointSlice) bool { return s == nil })
+	change, err := h.limits.change(ctx, svc, slice.Name, after)
 	if err != nil { // only a cache that has stopped fails; better too many than too few
 		log.FromContext(ctx).Error(err, "All nodes of the slice are rendered", "service", svc)
-		for _, s := range []*discoveryv1.EndpointSlice{before, after} {
-			if s != nil {
-				enqueue(q, h.pace.known(ctx, render.NodesNamed(s)))
-			}
-		}
+		enqueue(q, h.pace.known(ctx, render.NodesNamed(own...)))
 		return
 	}
-	others := slices.DeleteFunc(all, func(s *discoveryv1.EndpointSlice) bool { return s.Name == slice.Name })
-	h.pace.enqueue(ctx, q, svc.Namespace, render.NodesAffected(before, after, others))
+	var nodes []string
+	switch {
+	case change.over:
+		nodes = render.NodesNamed(own...)
+	case change.ended:
+		nodes = render.NodesNamed(append(change.others, own...)...)
+	default:
+		nodes = render.NodesAffected(before, after, change.others)
+	}
+	h.pace.enqueue(ctx, q, svc.Namespace, nodes)
 }
 
 func enqueue(q watches.Queue, nodes []string) {
@@ -178,20 +149,4 @@ func (h affectedNodes) nodesWithoutRules(ctx context.Context, _ client.Object) [
 		}
 	}
 	return out
-}
-
-// nodeFactsChanged passes updates of a Node that change what is rendered; heartbeats do not.
-func nodeFactsChanged() predicate.Predicate {
-	return watches.Updated(func(before, after *corev1.Node) bool {
-		return render.Linux(before) != render.Linux(after) ||
-			!equality.Semantic.DeepEqual(render.NodeFacts(before), render.NodeFacts(after))
-	})
-}
-
-// notStatusOnly keeps an agent's report from rendering its node again: the controller only corrects
-// spec and annotations of rules.
-func notStatusOnly() predicate.Predicate {
-	return watches.Updated(func(before, after *v1alpha1.NodeProxyRules) bool {
-		return before.Generation != after.Generation || !maps.Equal(before.Annotations, after.Annotations)
-	})
 }

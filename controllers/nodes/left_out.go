@@ -32,7 +32,7 @@ type LeftOut struct {
 
 type leftOutService struct {
 	nodes    int
-	hasEvent bool // an event reports it
+	hasEvent bool // an event reports it, or it does not exist
 }
 
 // NewLeftOut returns an empty LeftOut.
@@ -92,20 +92,13 @@ func (l *LeftOut) set(node string, list []render.LeftOut) (withoutEvent []render
 	return withoutEvent, ended
 }
 
-// eventAdded records that an event reports a Service.
-func (l *LeftOut) eventAdded(service types.NamespacedName) {
+// Reported records whether an event reports a Service: one was added, or the last one was lost. One
+// that does not exist counts as reported until it is created: slices may name any number of these,
+// which otherwise would all be looked up again at every rendering.
+func (l *LeftOut) Reported(service types.NamespacedName, is bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s := l.services[service]; s != nil {
-		s.hasEvent = true
-	}
-}
-
-// EventLost records that the event about a Service was lost.
-func (l *LeftOut) EventLost(service types.NamespacedName) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s := l.services[service]; s != nil {
-		s.hasEvent = false
+		s.hasEvent = is
 	}
 }

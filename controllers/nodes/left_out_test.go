@@ -1,23 +1,30 @@
 package nodes
 
 import (
+	"context"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
+	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
+	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
 func TestLeftOut(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	m, err := metrics.New(registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := metrics.New(registry)
 	m.Lead(true)
 	l := NewLeftOut(m)
 	metric := func() float64 { return controllertest.Gauges(t, registry, "left_out_local_endpoints")[0] }
@@ -49,7 +56,7 @@ func TestLeftOut(t *testing.T) {
 		}
 		if c.eventAdded {
 			for _, out := range withoutEvent {
-				l.eventAdded(out.Service)
+				l.Reported(out.Service, true)
 			}
 		}
 		if got := metric(); got != c.count {
@@ -59,19 +66,19 @@ func TestLeftOut(t *testing.T) {
 	if len(l.onNode)+len(l.services) > 0 {
 		t.Errorf("remembered for nothing: %v, %v", l.onNode, l.services)
 	}
-	l.eventAdded(a) // gone meanwhile
+	l.Reported(a, true) // gone meanwhile
 	l.set("n1", leftOutOf([]types.NamespacedName{a}))
-	l.eventAdded(a)
+	l.Reported(a, true)
 	if withoutEvent, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(withoutEvent) != 0 {
-		t.Error("what is said is said again")
+		t.Error("what is reported is reported again")
 	}
-	l.EventLost(a)
+	l.Reported(a, false)
 	if withoutEvent, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(withoutEvent) != 1 {
-		t.Error("what was lost is not said again")
+		t.Error("what was lost is not reported again")
 	}
 	l.NewTerm()
 	if withoutEvent, _ := l.set("n1", leftOutOf([]types.NamespacedName{a})); len(withoutEvent) != 1 {
-		t.Error("a new term says nothing again")
+		t.Error("a new term reports nothing again")
 	}
 	l.NewTerm()
 	if got := metric(); got != 0 {
@@ -81,6 +88,54 @@ func TestLeftOut(t *testing.T) {
 	if got := metric(); got != 0 {
 		t.Errorf("while it stands by the metric is %v", got)
 	}
+}
+
+// countedGets counts the objects that are looked up.
+type countedGets struct {
+	client.Client
+	n int
+}
+
+func (c *countedGets) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	c.n++
+	return c.Client.Get(ctx, key, o, opts...)
+}
+
+// TestLeftOutWithoutService: a Service that slices name but that does not exist is looked up once, and
+// has its event if it is created.
+func TestLeftOutWithoutService(t *testing.T) {
+	p, _, c := newEnqueueRig(t, 1)
+	clk, m := clocktesting.NewFakeClock(controllertest.Noon), metrics.New(prometheus.NewRegistry())
+	counted := &countedGets{Client: c}
+	r := &Reconciler{
+		Client: counted, LeftOut: NewLeftOut(m),
+		Events: events.NewRecorder(events.NewQueue(leader.Always{}, nil, clk, m), clk),
+	}
+	var absent []types.NamespacedName
+	for i := range 50 {
+		absent = append(absent, types.NamespacedName{Namespace: "shop", Name: fmt.Sprintf("s%d", i)})
+	}
+	list := leftOutOf(absent)
+	step := func(what string, want int) {
+		t.Helper()
+		counted.n = 0
+		if !r.reportLeftOut(t.Context(), "node-0", list) {
+			t.Errorf("%s: not all are reported", what)
+		}
+		if counted.n != want {
+			t.Errorf("%s: %d Services are looked up, want %d", what, counted.n, want)
+		}
+	}
+	step("initially", 50)
+	step("again", 0)
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "s7"}}
+	if err := c.Create(t.Context(), svc); err != nil {
+		t.Fatal(err)
+	}
+	q := &controllertest.RecordingQueue{Added: map[string][]time.Duration{}}
+	affectedNodes{c, p, newOverLimits(c), r.LeftOut}.byPolicy().Create(t.Context(), event.CreateEvent{Object: svc}, q)
+	step("created", 1)
+	step("reported", 0)
 }
 
 func leftOutOf(services []types.NamespacedName) (out []render.LeftOut) {

@@ -1,10 +1,12 @@
 package nodes
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/pacing"
@@ -118,11 +120,7 @@ func (p *nodePace) share(n *nodeBudget, bytes int, changed map[string]int, now t
 func (p *nodePace) waiting(node string, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.nodes[node]
-	if n == nil {
-		return 0
-	}
-	return max(0, n.rendered.Add(nodeRenderPause).Sub(now))
+	return max(0, cmp.Or(p.nodes[node], &nodeBudget{}).rendered.Add(nodeRenderPause).Sub(now))
 }
 
 // wrote records a write of a node, whether or not it had to ask.
@@ -164,6 +162,26 @@ func (p *nodePace) settled(node string) {
 func (p *nodePace) forget(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.drop(node)
+}
+
+// retain drops all nodes but those of the requests.
+func (p *nodePace) retain(all []reconcile.Request) {
+	named := make(map[string]struct{}, len(all))
+	for _, request := range all {
+		named[request.Name] = struct{}{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for node := range p.nodes {
+		if _, found := named[node]; !found {
+			p.drop(node)
+		}
+	}
+}
+
+// drop drops a node; mu must be held.
+func (p *nodePace) drop(node string) {
 	if n := p.nodes[node]; n != nil {
 		p.giveAllBack(n)
 		delete(p.nodes, node)
@@ -199,7 +217,7 @@ func changedNamespaces(before, after []v1alpha1.ServiceLocalEndpoints) map[strin
 		if !equality.Semantic.DeepEqual(services, was[namespace]) {
 			changed[namespace] = 0
 			for i := range services {
-				changed[namespace] += render.LocalBytes(&services[i])
+				changed[namespace] += services[i].MaxBytes()
 			}
 		}
 	}

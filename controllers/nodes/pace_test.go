@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/pacing"
@@ -210,11 +212,23 @@ func TestChangedNamespaces(t *testing.T) {
 	}
 	before := []v1alpha1.ServiceLocalEndpoints{local("changed", "s", "10.0.0.1:80"), local("gone", "s", "10.0.0.2:80"), local("less", "s", "10.0.0.3:80"), local("less", "t", "10.0.0.3:80"), local("same", "s", "10.0.0.4:80")}
 	after := []v1alpha1.ServiceLocalEndpoints{local("changed", "s", "10.0.0.9:80"), local("less", "s", "10.0.0.3:80"), local("new", "s", "10.0.0.5:80"), local("same", "s", "10.0.0.4:80")}
-	want := map[string]int{"changed": render.LocalBytes(&after[0]), "gone": 0, "less": render.LocalBytes(&after[1]), "new": render.LocalBytes(&after[2])}
+	want := map[string]int{"changed": after[0].MaxBytes(), "gone": 0, "less": after[1].MaxBytes(), "new": after[2].MaxBytes()}
 	if got := changedNamespaces(before, after); !maps.Equal(got, want) {
 		t.Errorf("changed are %v, want %v", got, want)
 	}
 	if got := changedNamespaces(nil, before[:1]); len(got) != 1 || got["changed"] == 0 {
 		t.Errorf("new are %v", got)
+	}
+}
+
+// A new term forgets nodes that went while another controller led.
+func TestNodePaceRetainsExistingNodes(t *testing.T) {
+	p := newNodePace()
+	for _, node := range []string{"gone", "stays"} {
+		p.of(node)
+	}
+	p.retain([]reconcile.Request{nodeRequest("stays"), nodeRequest("new")})
+	if len(p.nodes) != 1 || p.nodes["stays"] == nil {
+		t.Errorf("%d nodes are remembered, want the existing one", len(p.nodes))
 	}
 }

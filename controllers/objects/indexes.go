@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
@@ -58,9 +59,11 @@ func nodesOfSlice(o client.Object) []string {
 	return render.NodesNamed(slice)
 }
 
-// SlicesOf returns all EndpointSlices of a Service.
+// SlicesOf returns all EndpointSlices of a Service, or as many as exceed the limit even without one of
+// them. The cost of a change does not grow further.
 func SlicesOf(ctx context.Context, c client.Reader, svc types.NamespacedName) ([]*discoveryv1.EndpointSlice, error) {
-	return ListSlices(ctx, c, client.InNamespace(svc.Namespace), client.MatchingFields{indexSlicesByService: svc.Name})
+	return ListSlices(ctx, c, client.InNamespace(svc.Namespace), client.MatchingFields{indexSlicesByService: svc.Name},
+		client.Limit(v1alpha1.MaxServiceSlices+2))
 }
 
 // ListSlices lists EndpointSlices.

@@ -25,7 +25,7 @@ import (
 const overridesPerSecond = 50
 
 // Overrides decides which overrides of its policies a Service has. The applied ones are in its
-// rules, so a restart changes nothing: a Service keeps them until the rate of changes permits another
+// rules, so a restart changes nothing: a Service retains them until the rate of changes permits another
 // one, and while nodes reject another Service because of the same change.
 type Overrides struct {
 	client     client.Reader // reads come from the cache
@@ -36,40 +36,40 @@ type Overrides struct {
 
 	mu       sync.Mutex                      // guards everything below
 	services map[types.NamespacedName]*Known // those asked about in this term
-	kept     sets.Set[types.NamespacedName]  // those that keep their overrides until something changes
+	retained sets.Set[types.NamespacedName]  // those that retain their overrides until something changes
 }
 
 // New returns Overrides that read from the cache.
 func New(c client.Reader, clk clock.PassiveClock) *Overrides {
 	return &Overrides{
 		client: c, clock: clk, throttle: pacing.NewThrottle(overridesPerSecond),
-		services: map[types.NamespacedName]*Known{}, kept: sets.Set[types.NamespacedName]{},
+		services: map[types.NamespacedName]*Known{}, retained: sets.Set[types.NamespacedName]{},
 	}
 }
 
 // Shaping is what to render a Service with.
 type Shaping struct {
 	Shape render.Shape
-	// Kept: the rules already have this shape. Otherwise Former is the shape that they have.
-	Kept       bool
+	// Retained: the rules already have this shape. Otherwise Former is the shape that they have.
+	Retained   bool
 	Former     render.Shape
 	Annotation string        // describes the overrides in the rules
 	Again      time.Duration // when to decide again even if nothing changes; 0: never
 	Unknown    bool          // a new Service must wait until its Namespace is known
 }
 
-// recheckInterval is how often the decision for a Service that keeps its overrides is checked.
+// recheckInterval is how often the decision for a Service that retains its overrides is checked.
 const recheckInterval = time.Minute
 
 // Decision is the decision for a Service.
 type Decision struct {
 	Known   *Known // nil: its Namespace is not known yet
 	Applied bool   // the Service has the overrides of its policies
-	// grant is what it gets, unless they are applied. Nil: it keeps its overrides, and Why gives the
+	// grant is what it gets, unless they are applied. Nil: it retains its overrides, and Why gives the
 	// reason.
 	grant  *v1alpha1.OverridesGrant
 	Why    string
-	atOnce bool // it has no overrides to keep
+	atOnce bool // it has no overrides to retain
 }
 
 // Shape decides what to render a Service with. Stored are its rules, nil for none.
@@ -80,8 +80,8 @@ func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1al
 	}
 	key := client.ObjectKeyFromObject(svc)
 	if len(set.Generations) == 0 && (stored == nil || len(stored.Spec.Policies) == 0 && stored.Annotations[v1alpha1.AnnotationOverrides] == "") {
-		o.settled(key) // no policy ever touched it
-		return Shaping{Kept: true}, nil
+		o.settled(key, false) // no policy ever touched it
+		return Shaping{Retained: true}, nil
 	}
 	decision, err := o.Decide(ctx, set, svc, stored)
 	switch {
@@ -90,25 +90,26 @@ func (o *Overrides) Shape(ctx context.Context, svc *corev1.Service, stored *v1al
 	case decision.Known == nil && stored == nil:
 		return Shaping{Unknown: true, Again: retry.Soon}, nil
 	case decision.Applied:
-		o.settled(key)
-		return keep(decision.Known, stored), nil
+		o.settled(key, false)
+		return retain(decision.Known, stored, 0), nil
 	case decision.grant == nil:
-		o.keeps(key)
-		out := keep(decision.Known, stored)
-		out.Again = recheckInterval // the end of a halt meanwhile triggers nothing
-		return out, nil
+		o.settled(key, true)
+		return retain(decision.Known, stored, recheckInterval), nil // the end of a halt meanwhile triggers nothing
 	}
-	if wait := o.delay(key, decision.atOnce); wait > 0 {
-		out := keep(decision.Known, stored)
-		out.Again = wait
-		return out, nil
+	o.mu.Lock()
+	o.retained.Delete(key)
+	o.mu.Unlock()
+	if !decision.atOnce {
+		if wait := o.throttle.Wait(key, o.clock.Now()); wait > 0 {
+			return retain(decision.Known, stored, wait), nil
+		}
 	}
 	out := Shaping{Shape: render.Shape{Overrides: &decision.grant.Overrides, Policies: decision.Known.Desired.Policies}}
 	if len(decision.grant.Owners)+len(decision.grant.By) > 0 {
 		out.Annotation, err = encoded(decision.grant)
 	}
 	if stored != nil {
-		out.Former = keep(decision.Known, stored).Shape
+		out.Former = retain(decision.Known, stored, 0).Shape
 	}
 	return out, err
 }
@@ -121,17 +122,6 @@ func (o *Overrides) RejectionsChanged() { o.rejections.changes.Add(1) }
 
 // RejectionChanges counts the calls of RejectionsChanged.
 func (o *Overrides) RejectionChanges() int64 { return o.rejections.changes.Load() }
-
-// delay returns how long the change of a Service must wait.
-func (o *Overrides) delay(key types.NamespacedName, atOnce bool) time.Duration {
-	o.mu.Lock()
-	o.kept.Delete(key)
-	o.mu.Unlock()
-	if atOnce {
-		return 0
-	}
-	return o.throttle.Wait(key, o.clock.Now())
-}
 
 // Decide decides for a Service. If no policy ever touched it, Shape needs no decision.
 func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Service, stored *v1alpha1.ServiceProxyRules) (Decision, error) {
@@ -156,7 +146,7 @@ func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Serv
 		out.Applied = true
 		return out, nil
 	}
-	if invalid := set.keeping(known, stored.Spec.Policies); invalid != "" {
+	if invalid := set.retaining(known, stored.Spec.Policies); invalid != "" {
 		out.Why = "policy " + invalid + " is not valid"
 		return out, nil
 	}
@@ -166,25 +156,30 @@ func (o *Overrides) Decide(ctx context.Context, set *PolicySet, svc *corev1.Serv
 	}
 	for _, cause := range change.Causes() {
 		if halt := o.haltOf(ctx, rejected, cause); halt.Applies(svc.Namespace) {
-			out.Why = WhyKept(cause.Name, halt)
+			out.Why = WhyRetained(cause.Name, halt)
 			return out, nil
 		}
 	}
 	_, change.Rejected = rejected[client.ObjectKeyFromObject(svc)]
-	out.grant = change.Grant()
+	grant := change.Grant()
+	if limit := render.LimitExceededWith(svc, &grant.Overrides); limit != "" { // its own changes must still reach the nodes
+		out.Why = "with the new overrides, the Service would have too many " + limit
+		return out, nil
+	}
+	out.grant = grant
 	return out, nil
 }
 
-// WhyKept returns the reason why Services keep their overrides when the change of a policy has halted.
-func WhyKept(policy string, halt policies.Halt) string {
+// WhyRetained returns the reason why Services retain their overrides when the change of a policy has halted.
+func WhyRetained(policy string, halt policies.Halt) string {
 	if halt.All {
 		return "the change of policy " + policy + " has halted"
 	}
 	return fmt.Sprintf("the change of policy %s waits in namespace %s", policy, text.First(halt.Namespaces, func(s string) string { return s }))
 }
 
-// keeping names an invalid policy because of which a Service keeps its overrides; empty for none.
-func (s *PolicySet) keeping(known *Known, shaped []string) string {
+// retaining names an invalid policy because of which a Service retains its overrides; empty for none.
+func (s *PolicySet) retaining(known *Known, shaped []string) string {
 	if len(known.Invalid) > 0 {
 		return known.Invalid[0]
 	}
@@ -196,8 +191,8 @@ func (s *PolicySet) keeping(known *Known, shaped []string) string {
 	return ""
 }
 
-// keep returns the overrides that a Service has.
-func keep(known *Known, stored *v1alpha1.ServiceProxyRules) Shaping {
+// retain returns the overrides that a Service has, and when to decide again.
+func retain(known *Known, stored *v1alpha1.ServiceProxyRules, again time.Duration) Shaping {
 	text := stored.Annotations[v1alpha1.AnnotationOverrides]
 	var grant *v1alpha1.OverridesGrant
 	if known != nil && known.text == text {
@@ -205,32 +200,27 @@ func keep(known *Known, stored *v1alpha1.ServiceProxyRules) Shaping {
 	} else {
 		grant = policies.ReadOverrides(text)
 	}
-	out := Shaping{Annotation: text, Kept: true, Shape: render.Shape{Policies: stored.Spec.Policies}}
+	out := Shaping{Annotation: text, Retained: true, Shape: render.Shape{Policies: stored.Spec.Policies}, Again: again}
 	if grant != nil {
 		out.Shape.Overrides = &grant.Overrides
 	}
 	return out
 }
 
-// keeps notes that a Service keeps its overrides until something changes.
-func (o *Overrides) keeps(key types.NamespacedName) {
+// settled notes that a Service has the overrides of its policies, or retains its own until something
+// changes.
+func (o *Overrides) settled(key types.NamespacedName, retains bool) {
 	o.throttle.Done(key)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.kept.Insert(key)
-}
-
-// settled notes that a Service has the overrides of its policies.
-func (o *Overrides) settled(key types.NamespacedName) {
-	o.throttle.Done(key)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.kept.Delete(key)
+	if o.retained.Delete(key); retains {
+		o.retained.Insert(key)
+	}
 }
 
 // Forget drops a Service that is gone or no longer eligible.
 func (o *Overrides) Forget(key types.NamespacedName) {
-	o.settled(key)
+	o.settled(key, false)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.services, key)
@@ -242,12 +232,12 @@ func (o *Overrides) NewTerm() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	clear(o.services)
-	clear(o.kept)
+	clear(o.retained)
 }
 
-// Keeping returns the Services that keep their overrides until something changes.
-func (o *Overrides) Keeping() []types.NamespacedName {
+// Retaining returns the Services that retain their overrides until something changes.
+func (o *Overrides) Retaining() []types.NamespacedName {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.kept.UnsortedList()
+	return o.retained.UnsortedList()
 }

@@ -1,6 +1,7 @@
 package overrides
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -24,7 +25,7 @@ type PolicySet struct {
 	Invalid     []InvalidPolicy
 }
 
-// InvalidPolicy is a policy that is not used: what it selects, if that can be determined, keeps its
+// InvalidPolicy is a policy that is not used: what it selects, if that can be determined, retains its
 // overrides.
 type InvalidPolicy struct {
 	policies.ServicePolicy
@@ -79,10 +80,7 @@ func (o *Overrides) know(ctx context.Context, set *PolicySet, svc *corev1.Servic
 	if err != nil || namespace == nil {
 		return nil, err
 	}
-	text := ""
-	if stored != nil {
-		text = stored.Annotations[v1alpha1.AnnotationOverrides]
-	}
+	text := cmp.Or(stored, &v1alpha1.ServiceProxyRules{}).Annotations[v1alpha1.AnnotationOverrides]
 	key := client.ObjectKeyFromObject(svc)
 	o.mu.Lock()
 	known := o.services[key]

@@ -7,16 +7,15 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
+	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
 // Rejection describes which nodes reject a Service.
@@ -81,15 +80,9 @@ func rejectedOn(rules *v1alpha1.NodeProxyRules) map[types.NamespacedName]string 
 
 // RejectionsChanged passes changes of the Services that nodes reject.
 func RejectionsChanged() predicate.Predicate {
-	any := func(o client.Object) bool { return len(rejectedOn(o.(*v1alpha1.NodeProxyRules))) > 0 }
-	return predicate.Funcs{
-		CreateFunc: func(e event.CreateEvent) bool { return any(e.Object) },
-		DeleteFunc: func(e event.DeleteEvent) bool { return any(e.Object) },
-		UpdateFunc: func(e event.UpdateEvent) bool {
-			before, after := e.ObjectOld.(*v1alpha1.NodeProxyRules), e.ObjectNew.(*v1alpha1.NodeProxyRules)
-			return !equality.Semantic.DeepEqual(rejectedOn(before), rejectedOn(after))
-		},
-	}
+	out := predicate.NewPredicateFuncs(func(o client.Object) bool { return len(rejectedOn(o.(*v1alpha1.NodeProxyRules))) > 0 })
+	out.UpdateFunc = watches.Changed(func(rules *v1alpha1.NodeProxyRules) []any { return []any{rejectedOn(rules)} }).UpdateFunc
+	return out
 }
 
 // haltOf decides for which Services the change of a policy has halted, because nodes reject some that

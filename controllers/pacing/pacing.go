@@ -29,7 +29,7 @@ type Claim struct {
 // call has; zero or less: it need not.
 func (b *Bucket) Wait(c *Claim, bytes int, now time.Time) time.Duration {
 	if c.Bytes == 0 {
-		c.At, c.Bytes = later(b.Next, now.Add(-b.Burst)), bytes
+		c.At, c.Bytes = slices.MaxFunc([]time.Time{b.Next, now.Add(-b.Burst)}, time.Time.Compare), bytes
 		b.Next = c.At.Add(TimeFor(bytes, b.Rate))
 	} else if at := b.Next.Add(-TimeFor(c.Bytes, b.Rate)); at.Before(c.At) {
 		c.At = at // others have given theirs back
@@ -39,7 +39,7 @@ func (b *Bucket) Wait(c *Claim, bytes int, now time.Time) time.Duration {
 
 // Wrote notes that so many bytes were written, whatever was taken for them.
 func (b *Bucket) Wrote(c *Claim, bytes int, now time.Time) {
-	b.Next = later(b.Next, now.Add(-b.Burst)).Add(TimeFor(bytes-c.Bytes, b.Rate))
+	b.Next = slices.MaxFunc([]time.Time{b.Next, now.Add(-b.Burst)}, time.Time.Compare).Add(TimeFor(bytes-c.Bytes, b.Rate))
 	*c = Claim{}
 }
 
@@ -101,13 +101,6 @@ func (b *Buckets) GiveBack(key string, c *Claim) {
 // TimeFor is how long so many bytes take at a rate per second.
 func TimeFor(bytes, rate int) time.Duration {
 	return time.Duration(bytes) * time.Second / time.Duration(rate)
-}
-
-func later(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return b
-	}
-	return a
 }
 
 // Throttle lets Services pass one by one, with a pause between them. It is in memory: after a restart

@@ -16,9 +16,6 @@ import (
 // Base is the name of the settings under all policies: those of the NodeProxy.
 const Base = ""
 
-// unions are the settings that are set and overridden as a whole.
-func unions() map[string]bool { return map[string]bool{"detectLocal": true, "nodePorts": true} }
-
 // NodePolicy is the part of a policy for nodes that decides about settings.
 type NodePolicy struct {
 	Name     string
@@ -120,10 +117,10 @@ func (n *Nodes) merge(selected []NodePolicy) *NodeResolution {
 func (n *Nodes) unblamed(selected []NodePolicy) *NodeResolution {
 	r, settings := &NodeResolution{Merged: newMerged()}, &v1alpha1.ProxySettings{}
 	for _, p := range selected {
-		r.add(p.Name, settings, p.Settings, unions())
+		r.add(p.Name, settings, p.Settings)
 	}
 	if n.base != nil {
-		r.overlay(Base, settings, n.base, unions())
+		r.overlay(Base, settings, n.base)
 	}
 	r.Settings, r.Invalid = render.CompleteSettings(settings)
 	return r
@@ -152,7 +149,7 @@ func (n *Nodes) blamed(selected []NodePolicy, shaping []string) []string {
 // differs the one that sets it now, Base if none does. Sorted.
 func Causes(before, after *v1alpha1.ProxySettings, owners map[string]string) []string {
 	causes := sets.New[string]()
-	for _, path := range differing(before, after, unions()) {
+	for _, path := range differing(before, after) {
 		causes.Insert(owners[path]) // Base, if no policy sets it
 	}
 	return sets.List(causes)

@@ -35,7 +35,7 @@ func policy(t testing.TB, name string, priority int32, selector, text string) No
 }
 
 // TestFieldsCanBeAbsent: merging takes it for granted that each field is a pointer or a
-// slice with a name in JSON, so that one that is not set can be told.
+// slice with a name in JSON, so that one that is not set can be determined.
 func TestFieldsCanBeAbsent(t *testing.T) {
 	var look func(path string, of reflect.Type)
 	look = func(path string, of reflect.Type) {
@@ -46,7 +46,7 @@ func TestFieldsCanBeAbsent(t *testing.T) {
 			}
 			if k := f.Type.Kind(); k != reflect.Pointer && k != reflect.Slice {
 				t.Errorf("%s is a %s: it cannot be absent", at, f.Type)
-			} else if nested(f.Type) && !unions()[at] {
+			} else if nested(f.Type) {
 				look(at, f.Type.Elem())
 			}
 		}
@@ -152,7 +152,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestManyPolicies are told apart, each by what selects a node alone.
+// TestManyPolicies are distinguished, each by what selects a node alone.
 func TestManyPolicies(t *testing.T) {
 	var all []NodePolicy
 	for i := range int32(20) {
@@ -188,23 +188,23 @@ func TestInvalidResult(t *testing.T) {
 		name, base string
 		policies   []NodePolicy
 		blamed     string
-		says       string
+		reports    string
 		others     string // policies that shape a new Node all the same
 	}{
 		{
 			name: "by one policy", base: `{sync: {verifyIntervalSeconds: 60}}`,
 			policies: []NodePolicy{policy(t, "slow", 1, "", `{sync: {minIntervalMilliseconds: 90000}}`), policy(t, "other", 2, "", `{mode: IPVS}`)},
-			blamed:   "slow", says: "spec.settings.sync.verifyIntervalSeconds", others: "other",
+			blamed:   "slow", reports: "spec.settings.sync.verifyIntervalSeconds", others: "other",
 		},
 		{
 			name:     "by two together",
 			policies: []NodePolicy{policy(t, "slow", 1, "", `{sync: {minIntervalMilliseconds: 30000}}`), policy(t, "quick", 2, "", `{sync: {verifyIntervalSeconds: 10}}`)},
-			blamed:   "quick slow", says: "spec.settings.sync.verifyIntervalSeconds",
+			blamed:   "quick slow", reports: "spec.settings.sync.verifyIntervalSeconds",
 		},
 		{
 			name:     "by each",
 			policies: []NodePolicy{policy(t, "a", 1, "", `{masquerade: {bit: 40}}`), policy(t, "b", 2, "", `{mode: Magic}`)},
-			blamed:   "b a", says: "spec.settings.masquerade.bit",
+			blamed:   "b a", reports: "spec.settings.masquerade.bit",
 		},
 		{
 			// One is enough without the other two, which are not valid by themselves.
@@ -213,19 +213,19 @@ func TestInvalidResult(t *testing.T) {
 				policy(t, "a", 3, "", `{sync: {verifyIntervalSeconds: 30}}`), policy(t, "b", 2, "", `{sync: {minIntervalMilliseconds: 60000}}`),
 				policy(t, "c", 1, "", `{sync: {minIntervalMilliseconds: 20000}}`), policy(t, "d", 0, "", `{mode: IPVS}`),
 			},
-			blamed: "b", says: "spec.settings.sync.verifyIntervalSeconds", others: "a c d",
+			blamed: "b", reports: "spec.settings.sync.verifyIntervalSeconds", others: "a c d",
 		},
 		{
 			name: "by NodeProxy", base: `{mode: Magic}`,
 			policies: []NodePolicy{policy(t, "a", 1, "", `{masquerade: {bit: 4}}`)},
-			blamed:   "", says: "spec.settings.mode",
+			blamed:   "", reports: "spec.settings.mode",
 		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := NewNodes(settings(t, tt.base), tt.policies).Resolve(nil)
-			if r.Settings != nil || r.Invalid == nil || !strings.Contains(r.Invalid.Error(), tt.says) {
-				t.Errorf("settings %+v, %v; want an error that names %s", r.Settings, r.Invalid, tt.says)
+			if r.Settings != nil || r.Invalid == nil || !strings.Contains(r.Invalid.Error(), tt.reports) {
+				t.Errorf("settings %+v, %v; want an error that names %s", r.Settings, r.Invalid, tt.reports)
 			}
 			if len(r.Blamed) == 0 || strings.Join(r.Blamed, " ") != tt.blamed {
 				t.Errorf("blamed %q, want %q", r.Blamed, tt.blamed)

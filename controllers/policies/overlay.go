@@ -32,15 +32,14 @@ func newMerged() Merged {
 	return Merged{Owners: map[string]string{}, Overridden: map[string]map[string]string{}}
 }
 
-// add adds a policy below the others. Fields may be nil; whole are the paths of structs that count
-// as one field.
-func (m *Merged) add(name string, into, fields any, whole map[string]bool) {
+// add adds a policy below the others. Fields may be nil.
+func (m *Merged) add(name string, into, fields any) {
 	m.Matching = append(m.Matching, name)
 	if reflect.ValueOf(fields).IsNil() {
 		return
 	}
 	before := len(m.Owners)
-	if lost := m.overlay(name, into, fields, whole); len(lost) > 0 {
+	if lost := m.overlay(name, into, fields); len(lost) > 0 {
 		m.Overridden[name] = lost
 	}
 	if len(m.Owners) > before {
@@ -51,7 +50,7 @@ func (m *Merged) add(name string, into, fields any, whole map[string]bool) {
 // overlay sets the fields that have no owner yet, and returns those that others set differently.
 // Nil pointers and slices set nothing. Both point to structs of the same type; values of the lower
 // one are shared.
-func (m *Merged) overlay(name string, into, lower any, whole map[string]bool) (overridden map[string]string) {
+func (m *Merged) overlay(name string, into, lower any) (overridden map[string]string) {
 	overridden = map[string]string{}
 	var merge func(parent string, into, lower reflect.Value)
 	merge = func(parent string, into, lower reflect.Value) {
@@ -63,7 +62,7 @@ func (m *Merged) overlay(name string, into, lower any, whole map[string]bool) (o
 			path := pathOf(parent, lower.Type().Field(i))
 			owner, found := m.Owners[path]
 			switch {
-			case nested(from.Type()) && !whole[path]:
+			case nested(from.Type()):
 				if to.IsNil() {
 					to.Set(reflect.New(to.Type().Elem()))
 				}
@@ -82,7 +81,7 @@ func (m *Merged) overlay(name string, into, lower any, whole map[string]bool) (o
 
 // differing returns the paths of the fields in which two structs of one type differ. An empty slice
 // equals nil.
-func differing(a, b any, whole map[string]bool) (out []string) {
+func differing(a, b any) (out []string) {
 	var compare func(parent string, a, b reflect.Value)
 	compare = func(parent string, a, b reflect.Value) {
 		for i := range a.NumField() {
@@ -90,7 +89,7 @@ func differing(a, b any, whole map[string]bool) (out []string) {
 			path := pathOf(parent, a.Type().Field(i))
 			switch {
 			case x.Kind() == reflect.Slice && x.Len()+y.Len() == 0:
-			case nested(x.Type()) && !whole[path] && !x.IsNil() && !y.IsNil():
+			case nested(x.Type()) && !x.IsNil() && !y.IsNil():
 				compare(path, x.Elem(), y.Elem())
 			case !reflect.DeepEqual(x.Interface(), y.Interface()):
 				out = append(out, path)
@@ -101,9 +100,12 @@ func differing(a, b any, whole map[string]bool) (out []string) {
 	return out
 }
 
-// nested reports whether a field contains fields.
+// whole is a struct that policies set and override as a whole, so that it counts as one field.
+type whole interface{ SetAsWhole() }
+
+// nested reports whether a field contains fields that policies set one by one.
 func nested(t reflect.Type) bool {
-	return t.Kind() == reflect.Pointer && t.Elem().Kind() == reflect.Struct
+	return t.Kind() == reflect.Pointer && t.Elem().Kind() == reflect.Struct && !t.Implements(reflect.TypeFor[whole]())
 }
 
 func pathOf(parent string, field reflect.StructField) string {

@@ -21,9 +21,6 @@ const (
 	maxAffinitySeconds = 86400
 )
 
-// wholeOverrides are the overrides of more than one field that are set as a whole.
-func wholeOverrides() map[string]bool { return map[string]bool{"sessionAffinity": true} }
-
 // ServicePolicy is the part of a policy for Services that decides how they are proxied.
 type ServicePolicy struct {
 	Name     string
@@ -72,15 +69,10 @@ func (s *Services) Resolve(namespaceLabels, serviceLabels map[string]string) *Se
 	return s.resolve(selects, func(selected []ServicePolicy) *ServiceResolution {
 		r := &ServiceResolution{Merged: newMerged()}
 		for _, p := range selected {
-			r.add(p.Name, &r.Overrides, p.Overrides, wholeOverrides())
+			r.add(p.Name, &r.Overrides, p.Overrides)
 		}
 		return r
 	})
-}
-
-// DifferingOverrides returns the names in JSON of the fields in which overrides differ.
-func DifferingOverrides(a, b *v1alpha1.ServiceOverrides) []string {
-	return differing(a, b, wholeOverrides())
 }
 
 // ServicePolicyOf parses a policy, and names every invalid field. The API denies most mistakes
@@ -140,10 +132,8 @@ func ReadOverrides(text string) *v1alpha1.OverridesGrant {
 	if text == "" {
 		return grant
 	}
-	if err := json.Unmarshal([]byte(text), grant); err != nil {
-		return nil
-	}
-	if len(ValidateOverrides(&grant.Overrides, field.NewPath("overrides"))) > 0 {
+	err := json.Unmarshal([]byte(text), grant)
+	if err != nil || len(ValidateOverrides(&grant.Overrides, field.NewPath("overrides"))) > 0 {
 		return nil
 	}
 	return grant
@@ -171,7 +161,7 @@ func (c *ServiceChange) Causes() []v1alpha1.Cause {
 			causes[name] = v1alpha1.Cause{Name: name, Generation: generation}
 		}
 	}
-	for _, field := range differing(&c.Before.Overrides, &c.Desired.Overrides, wholeOverrides()) {
+	for _, field := range differing(&c.Before.Overrides, &c.Desired.Overrides) {
 		note(c.Desired.Owners[field])
 		before := c.Before.Owners[field]
 		if _, overridden := c.Desired.Overridden[before][field]; !overridden {
@@ -208,7 +198,7 @@ func (c *ServiceChange) Grant() *v1alpha1.OverridesGrant {
 
 // Granted reports whether a grant is what the policies result in.
 func (r *ServiceResolution) Granted(grant *v1alpha1.OverridesGrant) bool {
-	return maps.Equal(r.Owners, grant.Owners) && len(differing(&grant.Overrides, &r.Overrides, wholeOverrides())) == 0
+	return maps.Equal(r.Owners, grant.Owners) && len(differing(&grant.Overrides, &r.Overrides)) == 0
 }
 
 func sortedCauses(causes map[string]v1alpha1.Cause) []v1alpha1.Cause {
@@ -222,7 +212,7 @@ type RejectedChange struct {
 	Changed bool
 }
 
-// Halt says for which Services a change by a policy has halted. Zero: for none.
+// Halt lists the Services for which a change by a policy has halted. Zero: for none.
 type Halt struct {
 	// All: the change has halted for every Service that does not have it yet.
 	All bool

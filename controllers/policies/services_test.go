@@ -45,7 +45,7 @@ func TestOverridesCanBeAbsent(t *testing.T) {
 		if k := f.Type.Kind(); at == "" || k != reflect.Pointer && k != reflect.Slice {
 			t.Errorf("%s (%q) is a %s: it cannot be absent", f.Name, at, f.Type)
 		}
-		if nested(f.Type) && !wholeOverrides()[at] {
+		if nested(f.Type) {
 			t.Errorf("%s would be merged field by field", at)
 		}
 	}
@@ -139,7 +139,7 @@ func TestResolveServices(t *testing.T) {
 	}
 }
 
-// TestManyServicePolicies are told apart, each by what selects a Service alone.
+// TestManyServicePolicies are distinguished, each by what selects a Service alone.
 func TestManyServicePolicies(t *testing.T) {
 	var all []ServicePolicy
 	for i := range int32(20) {

@@ -50,9 +50,6 @@ func changes[T any](before, after []T, printed func(*T) *object) Changes {
 // object returns the object as rendered, else as stored.
 func (c change) object() *object { return cmp.Or(c.after, c.before) }
 
-// Any reports whether anything would change.
-func (c Changes) Any() bool { return len(c) > 0 }
-
 // Summary counts the changes, in one line.
 func (c Changes) Summary() string {
 	changed, created, removed := map[string]int{}, map[string]int{}, map[string]int{} // by kind
@@ -82,24 +79,17 @@ func (c Changes) Summary() string {
 // Write writes the changes as a unified diff.
 func (c Changes) Write(w io.Writer) error {
 	for _, one := range c {
-		if err := one.write(w); err != nil {
+		diff := difflib.UnifiedDiff{Context: 3}
+		var err error
+		if diff.FromFile, diff.A, err = one.before.lines("stored"); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-func (c change) write(w io.Writer) error {
-	diff := difflib.UnifiedDiff{Context: 3}
-	var err error
-	if diff.FromFile, diff.A, err = c.before.lines("stored"); err != nil {
-		return err
-	}
-	if diff.ToFile, diff.B, err = c.after.lines("rendered"); err != nil {
-		return err
-	}
-	if err := difflib.WriteUnifiedDiff(w, diff); err != nil {
-		return fmt.Errorf("write the difference of %s: %w", c.object().Metadata.Name, err)
+		if diff.ToFile, diff.B, err = one.after.lines("rendered"); err != nil {
+			return err
+		}
+		if err := difflib.WriteUnifiedDiff(w, diff); err != nil {
+			return fmt.Errorf("write the difference of %s: %w", one.object().Metadata.Name, err)
+		}
 	}
 	return nil
 }

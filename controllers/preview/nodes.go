@@ -56,7 +56,7 @@ func (r *renderer) nodePolicies() *nodePolicies {
 	for i := range r.in.NodePolicies {
 		name := r.in.NodePolicies[i].Name
 		if err := p.Invalid[name]; err != nil {
-			r.problem("NodeProxyPolicy %s is not valid, and nodes that it selects keep their settings: %v", name, err)
+			r.problem("NodeProxyPolicy %s is not valid, and nodes that it selects retain their settings: %v", name, err)
 			continue
 		}
 		p.selected[name] = 0
@@ -69,7 +69,7 @@ func (r *renderer) nodePolicies() *nodePolicies {
 	return p
 }
 
-// node renders the rules of a node. It keeps its settings if it does not exist, or if an invalid
+// node renders the rules of a node. It retains its settings if it does not exist, or if an invalid
 // policy shapes or would shape it.
 func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodeProxyRules, p *nodePolicies) {
 	in := render.NodeInput{Node: node, Current: stored, FormatVersion: r.format}
@@ -77,11 +77,7 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 	for i, of := range r.onNode[name] {
 		services[i] = *of
 	}
-	var former []v1alpha1.ServiceLocalEndpoints
-	if stored != nil {
-		former = stored.Spec.LocalEndpoints
-	}
-	local := render.LocalEndpoints(name, services, former)
+	local := render.LocalEndpoints(name, services, cmp.Or(stored, &v1alpha1.NodeProxyRules{}).Spec.LocalEndpoints)
 	in.LocalEndpoints = local.Services
 	for _, out := range local.LeftOut {
 		r.problem("Service %s: the rules of node %s do not contain its local endpoints: %s", out.Service, name, out.Why())
@@ -92,7 +88,7 @@ func (r *renderer) node(name string, node *corev1.Node, stored *v1alpha1.NodePro
 		for _, policy := range resolution.Matching {
 			p.selected[policy]++
 		}
-		if stored == nil { // it has nothing to keep
+		if stored == nil { // it has nothing to retain
 			resolution = p.Nodes.ResolveNew(node.Labels)
 		}
 		if stored == nil || p.InvalidFor(node.Labels, stored.Spec.Policies) == "" {
@@ -114,8 +110,8 @@ func (r *renderer) reportNodes(p *nodePolicies) {
 	for _, resolution := range slices.SortedFunc(maps.Keys(p.resolved), firstNode) {
 		names := p.resolved[resolution]
 		if resolution.Invalid != nil {
-			r.problem("%s: combined with the other policies, the settings of %d nodes are not valid; these nodes keep their settings, and new ones get none from it (%s): %v",
-				blamed(resolution.Blamed), len(names), text.FirstNames(names, maxNames), resolution.Invalid)
+			r.problem("%s: combined with the other policies, the settings of %s (%s) are not valid; existing nodes retain theirs, and new ones get none from it: %v",
+				blamed(resolution.Blamed), text.Count(len(names), "node"), text.Some(names, maxNames), resolution.Invalid)
 		}
 		for policy, fields := range resolution.Overridden {
 			for field, winner := range fields {
@@ -124,7 +120,7 @@ func (r *renderer) reportNodes(p *nodePolicies) {
 		}
 	}
 	for _, l := range slices.SortedFunc(maps.Keys(lost), loss.compare) {
-		r.note("NodeProxyPolicy %s: spec.settings.%s is set by NodeProxyPolicy %s on %d nodes", l.policy, l.field, l.winner, lost[l])
+		r.note("NodeProxyPolicy %s: spec.settings.%s is set by NodeProxyPolicy %s on %s", l.policy, l.field, l.winner, text.Count(lost[l], "node"))
 	}
 	r.reportUnused("NodeProxyPolicy %s selects no node", p.selected)
 }

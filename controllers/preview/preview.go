@@ -1,10 +1,10 @@
 package preview
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -22,7 +22,7 @@ func Render(in *Objects) *Result {
 		r.problem("NodeProxy %s is being deleted with removalPolicy Cleanup: nothing is rendered", in.NodeProxy.Name)
 		return r.result
 	case in.NodeProxy == nil:
-		r.problem("there is no NodeProxy %s: without it nodes keep their settings, and new ones get none", v1alpha1.NodeProxyName)
+		r.problem("there is no NodeProxy %s: without it nodes retain their settings, and new ones get none", v1alpha1.NodeProxyName)
 		if len(in.NodeRules)+len(in.ServiceRules) == 0 {
 			return r.result // not enabled yet
 		}
@@ -66,11 +66,8 @@ func (r *renderer) indexSlices() {
 
 // indexAddresses finds the addresses of API servers and Nodes.
 func (r *renderer) indexAddresses() {
-	var ofKubernetes []*discoveryv1.EndpointSlice
-	if found := r.slices[types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: "kubernetes"}]; found != nil {
-		ofKubernetes = found.Slices
-	}
-	r.apiServers = render.APIServers(ofKubernetes, r.in.NodeProxy)
+	ofKubernetes := r.slices[types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: "kubernetes"}]
+	r.apiServers = render.APIServers(cmp.Or(ofKubernetes, &render.ServiceSlices{}).Slices, r.in.NodeProxy)
 	r.nodeIPs = sets.Set[netip.Addr]{}
 	for i := range r.in.Nodes {
 		r.nodeIPs.Insert(render.NodeIPs(&r.in.Nodes[i])...)

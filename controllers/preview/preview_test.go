@@ -166,11 +166,11 @@ func TestRender(t *testing.T) {
 		},
 		"a policy that makes no sense": {
 			before: []string{cluster}, now: []string{cluster, edge}, edit: invalid, want: plain,
-			problems: []string{"NodeProxyPolicy edge is not valid, and nodes that it selects keep their settings: spec.settings.ipvs.scheduler"},
+			problems: []string{"NodeProxyPolicy edge is not valid, and nodes that it selects retain their settings: spec.settings.ipvs.scheduler"},
 		},
 		"a budget that makes none": {
 			before: []string{cluster}, now: []string{cluster, edge}, edit: noDeadline, want: plain,
-			problems: []string{"NodeProxyPolicy edge is not valid, and nodes that it selects keep their settings: spec.rollout.progressDeadlineSeconds"},
+			problems: []string{"NodeProxyPolicy edge is not valid, and nodes that it selects retain their settings: spec.rollout.progressDeadlineSeconds"},
 		},
 		"one of NodeProxy": {
 			now: []string{cluster}, edit: stuck, want: plain,
@@ -186,7 +186,7 @@ func TestRender(t *testing.T) {
 		},
 		"ranges that make no sense": {
 			before: []string{cluster}, now: []string{cluster, closed}, edit: invalidRanges, want: plain,
-			problems: []string{"ServiceProxyPolicy closed is not valid, and Services that it selects keep their overrides: spec.overrides.loadBalancerSourceRanges[0]"},
+			problems: []string{"ServiceProxyPolicy closed is not valid, and Services that it selects retain their overrides: spec.overrides.loadBalancerSourceRanges[0]"},
 		},
 		"ranges that did make sense": {
 			before: []string{cluster, closed}, now: []string{cluster, closed}, edit: func(o *preview.Objects) {
@@ -207,12 +207,12 @@ func TestRender(t *testing.T) {
 			now: []string{cluster, strings.Replace(edge, "mode: IPVS", "sync: {minIntervalMilliseconds: 90000}", 1), `{apiVersion: nodeproxy.io/v1alpha1, kind: NodeProxyPolicy,
 				metadata: {name: often}, spec: {nodeSelector: {}, settings: {sync: {verifyIntervalSeconds: 10}}}}`},
 			want:     append([]string{"n1 IPVS lc [edge]", "n2 IPVS lc [edge]", "n3 IPTables rr [often]"}, plain[3:]...),
-			problems: []string{"NodeProxyPolicy edge: combined with the other policies, the settings of 2 nodes are not valid; these nodes keep their settings, and new ones get none from it (n1, n2): spec.settings.sync.verifyIntervalSeconds"},
+			problems: []string{"NodeProxyPolicy edge: combined with the other policies, the settings of 2 nodes (n1, n2) are not valid; existing nodes retain theirs, and new ones get none from it: spec.settings.sync.verifyIntervalSeconds"},
 		},
 		"no sense together, on new nodes": {
 			now:      []string{cluster, strings.Replace(edge, "mode: IPVS", "sync: {minIntervalMilliseconds: 90000}", 1)},
 			want:     plain,
-			problems: []string{"NodeProxyPolicy edge: combined with the other policies, the settings of 2 nodes are not valid"},
+			problems: []string{"NodeProxyPolicy edge: combined with the other policies, the settings of 2 nodes ("},
 		},
 		"more local endpoints than a node takes": {
 			now: []string{cluster}, edit: crowdedNode, want: plain,
@@ -256,7 +256,7 @@ func crowdedNode(o *preview.Objects) {
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "evil", Name: "crowd", Labels: map[string]string{discoveryv1.LabelServiceName: "crowd"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 	}
-	for i := range 300 {
+	for i := range 240 {
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.9.%d.%d", i/250, 1+i%250)}, NodeName: new("n1")})
 	}
 	for i := range 100 {

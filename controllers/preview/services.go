@@ -72,7 +72,7 @@ func (r *renderer) servicePolicies() *servicePolicies {
 		policy := &r.in.ServicePolicies[i]
 		one, errs := policies.ServicePolicyOf(policy)
 		if len(errs) > 0 {
-			r.problem("ServiceProxyPolicy %s is not valid, and Services that it selects keep their overrides: %v", policy.Name, errs.ToAggregate())
+			r.problem("ServiceProxyPolicy %s is not valid, and Services that it selects retain their overrides: %v", policy.Name, errs.ToAggregate())
 			p.invalid = append(p.invalid, one)
 			continue
 		}
@@ -98,7 +98,7 @@ func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
 	of := ptr.Deref(r.slices[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}], render.ServiceSlices{})
 	stored := p.stored[v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name)]
 	if limit, text := render.Size(svc, of.Slices).Excess(); limit != "" {
-		r.problem("Service %s/%s is rejected, and nodes keep its former rules: %s", svc.Namespace, svc.Name, text)
+		r.problem("Service %s/%s cannot be rendered, and nodes retain its previous rules: %s", svc.Namespace, svc.Name, text)
 		if stored != nil {
 			r.result.Services = append(r.result.Services, v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: stored.Name}, Spec: stored.Spec})
 		}
@@ -112,11 +112,8 @@ func (r *renderer) service(svc *corev1.Service, p *servicePolicies) {
 // around is what is known of the cluster. It does not include service ranges: of these the preview
 // uses what the controller has found, which has more permissions.
 func (r *renderer) around(stored *v1alpha1.ServiceProxyRules) render.Cluster {
-	out := render.Cluster{APIServers: r.apiServers, OfNode: r.nodeIPs.Has}
-	if stored != nil {
-		out.Skipped = stored.Spec.SkippedAddresses
-	}
-	return out
+	skipped := cmp.Or(stored, &v1alpha1.ServiceProxyRules{}).Spec.SkippedAddresses
+	return render.Cluster{APIServers: r.apiServers, OfNode: r.nodeIPs.Has, Skipped: skipped}
 }
 
 // shape returns the shape of a Service: the current one if one of its policies is invalid.
@@ -134,8 +131,8 @@ func (p *servicePolicies) shape(svc *corev1.Service, stored *v1alpha1.ServicePro
 	for _, policy := range resolution.Matching {
 		p.selected[policy]++
 	}
-	if kept, keeps := p.keeps(svc, stored, of); keeps {
-		return kept
+	if shape, retains := p.retained(svc, stored, of); retains {
+		return shape
 	}
 	for policy, fields := range resolution.Overridden {
 		for field, winner := range fields {
@@ -149,8 +146,8 @@ func (p *servicePolicies) shape(svc *corev1.Service, stored *v1alpha1.ServicePro
 	return render.Shape{Overrides: &resolution.Overrides, Policies: resolution.Policies}
 }
 
-// keeps returns the overrides of a Service, if it keeps them because of an invalid policy.
-func (p *servicePolicies) keeps(svc *corev1.Service, stored *v1alpha1.ServiceProxyRules, namespace map[string]string) (render.Shape, bool) {
+// retained returns the overrides of a Service, if it retains them because of an invalid policy.
+func (p *servicePolicies) retained(svc *corev1.Service, stored *v1alpha1.ServiceProxyRules, namespace map[string]string) (render.Shape, bool) {
 	if stored == nil || !slices.ContainsFunc(p.invalid, func(policy policies.ServicePolicy) bool {
 		return policy.Retains(namespace, svc.Labels, stored.Spec.Policies)
 	}) {
@@ -168,7 +165,7 @@ func (p *servicePolicies) keeps(svc *corev1.Service, stored *v1alpha1.ServicePro
 func (r *renderer) reportServices(p *servicePolicies) {
 	if len(p.missing) > 0 && len(p.selected) > 0 {
 		r.note("%s of Services not among the objects, assumed to have no labels but %s (%s)",
-			text.Count(len(p.missing), "namespace"), corev1.LabelMetadataName, text.FirstNames(sets.List(p.missing), maxNames))
+			text.Count(len(p.missing), "namespace"), corev1.LabelMetadataName, text.Some(sets.List(p.missing), maxNames))
 	}
 	for _, l := range slices.SortedFunc(maps.Keys(p.lost), loss.compare) {
 		r.note("ServiceProxyPolicy %s: spec.overrides.%s is set by ServiceProxyPolicy %s on %s", l.policy, l.field, l.winner, text.Count(p.lost[l], "Service"))
@@ -177,7 +174,7 @@ func (r *renderer) reportServices(p *servicePolicies) {
 		return cmp.Or(cmp.Compare(a.policy, b.policy), cmp.Compare(a.why, b.why))
 	}) {
 		services := slices.Sorted(slices.Values(p.ineffective[w]))
-		r.note("ServiceProxyPolicy %s has no effect on %s (%s): spec.overrides.%s", w.policy, text.Count(len(services), "Service"), text.FirstNames(services, maxNames), w.why)
+		r.note("ServiceProxyPolicy %s has no effect on %s (%s): spec.overrides.%s", w.policy, text.Count(len(services), "Service"), text.Some(services, maxNames), w.why)
 	}
 	r.reportUnused("ServiceProxyPolicy %s selects no Service", p.selected)
 }

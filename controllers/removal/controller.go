@@ -8,7 +8,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
@@ -64,23 +62,13 @@ type Reconciler struct {
 // Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(s watches.Setup) error {
 	return s.Add("removal", r,
-		watches.On(&v1alpha1.NodeProxy{}, removalConcerned()), watches.On(&v1alpha1.NodeProxyRules{}, conditionsChanged()))
-}
-
-// removalConcerned passes changes that may affect the finalizer or a removal; the status of
-// NodeProxy does not.
-func removalConcerned() predicate.Predicate {
-	return watches.Updated(func(before, after *v1alpha1.NodeProxy) bool {
-		return before.Generation != after.Generation || !slices.Equal(before.Finalizers, after.Finalizers) ||
-			!before.DeletionTimestamp.Equal(after.DeletionTimestamp)
-	})
-}
-
-// conditionsChanged passes changes of conditions, and rules that are created or deleted.
-func conditionsChanged() predicate.Predicate {
-	return watches.Updated(func(before, after *v1alpha1.NodeProxyRules) bool {
-		return reports.Absent(before) != reports.Absent(after) || !equality.Semantic.DeepEqual(before.Status.Conditions, after.Status.Conditions)
-	})
+		// The status of NodeProxy affects neither the finalizer nor a removal.
+		watches.On(&v1alpha1.NodeProxy{}, watches.Changed(func(np *v1alpha1.NodeProxy) []any {
+			return []any{np.Generation, np.Finalizers, np.DeletionTimestamp}
+		})),
+		watches.On(&v1alpha1.NodeProxyRules{}, watches.Changed(func(r *v1alpha1.NodeProxyRules) []any {
+			return []any{reports.Absent(r), r.Status.Conditions}
+		})))
 }
 
 // Reconcile adds or removes the finalizer, and continues a removal.
@@ -192,7 +180,17 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 	for i := range nodes {
 		all = append(all, &nodes[i])
 	}
-	if err := r.deleteAll(ctx, all); err != nil {
+	if err := objects.InParallel(ctx, len(all), func(i int) error {
+		object, uid, kind := all[i], all[i].GetUID(), metrics.KindService
+		if err := client.IgnoreNotFound(r.Client.Delete(ctx, object, client.Preconditions{UID: &uid})); err != nil {
+			return fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)
+		}
+		if _, ok := object.(*v1alpha1.NodeProxyRules); ok {
+			kind = metrics.KindNode
+		}
+		r.Metrics.Wrote(kind, metrics.OpDelete)
+		return nil
+	}); err != nil {
 		return false, err
 	}
 	// The cache may lack a write that was in progress when NodeProxy was deleted.
@@ -209,20 +207,6 @@ func (r *Reconciler) removeRendered(ctx context.Context, nodes []v1alpha1.NodePr
 		}
 	}
 	return true, nil
-}
-
-func (r *Reconciler) deleteAll(ctx context.Context, all []client.Object) error {
-	return objects.InParallel(ctx, len(all), func(i int) error {
-		object, uid, kind := all[i], all[i].GetUID(), metrics.KindService
-		if err := client.IgnoreNotFound(r.Client.Delete(ctx, object, client.Preconditions{UID: &uid})); err != nil {
-			return fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)
-		}
-		if _, ok := object.(*v1alpha1.NodeProxyRules); ok {
-			kind = metrics.KindNode
-		}
-		r.Metrics.Wrote(kind, metrics.OpDelete)
-		return nil
-	})
 }
 
 type removalState struct {
@@ -270,10 +254,10 @@ func (s removalState) left() string {
 	var parts []string
 	if len(s.waiting) > 0 {
 		parts = append(parts, fmt.Sprintf("rules may be left on %s, which did not finish within %s after NodeProxy was deleted",
-			text.FirstNames(s.waiting, maxNodesNamed), text.Age(removalLimit)))
+			text.Some(s.waiting, maxNodesNamed), text.Age(removalLimit)))
 	}
 	if len(s.silent) > 0 {
-		parts = append(parts, fmt.Sprintf("rules may be left on %s, where the agent does not respond", text.FirstNames(s.silent, maxNodesNamed)))
+		parts = append(parts, fmt.Sprintf("rules may be left on %s, where the agent does not respond", text.Some(s.silent, maxNodesNamed)))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -284,7 +268,7 @@ func Condition(np *v1alpha1.NodeProxy, rules []v1alpha1.NodeProxyRules) metav1.C
 	message := fmt.Sprintf("%d of %d nodes have removed their rules.", s.removed, s.removed+len(s.waiting))
 	if len(s.waiting) > 0 {
 		message += fmt.Sprintf(" Waiting until %s at the latest for %s.",
-			np.DeletionTimestamp.Add(removalLimit).UTC().Format(time.RFC3339), text.FirstNames(s.waiting, maxNodesNamed))
+			np.DeletionTimestamp.Add(removalLimit).UTC().Format(time.RFC3339), text.Some(s.waiting, maxNodesNamed))
 	}
 	return reports.False(v1alpha1.ConditionReady, v1alpha1.ReasonRemoving, message)
 }

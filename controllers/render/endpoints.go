@@ -30,6 +30,32 @@ func (p Problem) String() string {
 	return fmt.Sprintf("EndpointSlice %s, address %q: %s", p.Slice, p.Address, p.Detail)
 }
 
+// MaxProblems bounds the problems of one Service. Any of them could be in each of its endpoints.
+const MaxProblems = 10
+
+// problemList collects the first problems of a Service in their order, whatever the order in which
+// they are found.
+type problemList []Problem
+
+func (l *problemList) report(p Problem) {
+	if *l = append(*l, p); len(*l) >= 10*MaxProblems {
+		*l = l.first()
+	}
+}
+
+// first returns the first problems, sorted, without duplicates.
+func (l *problemList) first() []Problem {
+	slices.SortFunc(*l, func(a, b Problem) int {
+		return cmp.Or(
+			cmp.Compare(a.Slice, b.Slice),
+			cmp.Compare(a.Address, b.Address),
+			cmp.Compare(a.Detail, b.Detail),
+		)
+	})
+	distinct := slices.Compact(*l)
+	return distinct[:min(len(distinct), MaxProblems)]
+}
+
 // ServiceOf returns the Service of a slice, and false for slices that are not proxied: headless ones
 // and those that name no Service.
 func ServiceOf(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
@@ -184,6 +210,9 @@ func usableAddr(e *discoveryv1.Endpoint, kind discoveryv1.AddressType) (addr net
 	addr, ok := parseAddr(text)
 	if !ok {
 		return addr, text, "not an IP address"
+	}
+	if addr.IsUnspecified() || addr.IsMulticast() { // agents skip it and log that, each of them
+		return addr, text, "a multicast or unspecified address"
 	}
 	if string(familyOf(addr)) != string(kind) {
 		return addr, text, "not an address of the slice's addressType"

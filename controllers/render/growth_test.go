@@ -16,6 +16,17 @@ type sized struct {
 	slices  []*discoveryv1.EndpointSlice
 }
 
+// steps are what is done with a Service.
+func steps() map[string]func(*sized) {
+	return map[string]func(*sized){
+		"Service":        func(s *sized) { Service(s.service, s.slices, Shape{}, Cluster{}, 1) },
+		"LocalEndpoints": func(s *sized) { endpointsOn("n1", s.slices) },
+		"localBytes":     func(s *sized) { localBytes("n1", &ServiceSlices{Slices: s.slices}) },
+		"NodesAffected":  func(s *sized) { NodesAffected(nil, s.slices[len(s.slices)-1], s.slices[:len(s.slices)-1]) },
+		"Problems":       func(s *sized) { SourceRangeProblems(s.service) },
+	}
+}
+
 // TestGrowth: no step takes disproportionately longer with a larger Service, whatever is large
 // in it.
 func TestGrowth(t *testing.T) {
@@ -37,6 +48,14 @@ func TestGrowth(t *testing.T) {
 				s.slices[0].Ports = append(s.slices[0].Ports, slicePortOf(name, int32(i+1)))                            //nolint:gosec // small
 			}
 		},
+		"ports of empty slices": func(s *sized, n int) {
+			for i := range n {
+				s.slices = append(s.slices, slice(fmt.Sprintf("s%d", i)))
+				for range 10 {
+					s.slices[i+1].Ports = append(s.slices[i+1].Ports, slicePortOf("http", 70_000))
+				}
+			}
+		},
 		"endpoints": func(s *sized, n int) {
 			for i := range n {
 				if i%1000 == 0 {
@@ -52,15 +71,33 @@ func TestGrowth(t *testing.T) {
 			enlarge(s, n)
 			return s
 		}
-		for step, do := range map[string]func(*sized){
-			"Service":        func(s *sized) { Service(s.service, s.slices, Shape{}, Cluster{}, 1) },
-			"LocalEndpoints": func(s *sized) { endpointsOn("n1", s.slices) },
-			"localBytes":     func(s *sized) { localBytes("n1", &ServiceSlices{Slices: s.slices}) },
-			"NodesAffected":  func(s *sized) { NodesAffected(nil, s.slices[len(s.slices)-1], s.slices[:len(s.slices)-1]) },
-			"Problems":       func(s *sized) { SourceRangeProblems(s.service) },
-		} {
+		for step, do := range steps() {
 			t.Run(name+"/"+step, func(t *testing.T) { growth.Linear(t, 100, prepare, do) })
 		}
+	}
+}
+
+// TestGrowthTogether: nor with whatever is large at once.
+func TestGrowthTogether(t *testing.T) {
+	for name, do := range steps() {
+		t.Run(name, func(t *testing.T) {
+			growth.Service(t, func(size growth.Size) *sized {
+				s := &sized{service: service(), slices: []*discoveryv1.EndpointSlice{slice("s")}}
+				for i := range size.Addresses {
+					s.service.Spec.ExternalIPs = append(s.service.Spec.ExternalIPs, fmt.Sprintf("198.18.%d.%d", i>>8, i&0xff))
+				}
+				s.service.Spec.Ports, s.slices[0].Ports = nil, nil
+				for i := range size.Ports {
+					name := fmt.Sprintf("p%d", i)
+					s.service.Spec.Ports = append(s.service.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(i + 1)}) //nolint:gosec // small
+					s.slices[0].Ports = append(s.slices[0].Ports, slicePortOf(name, int32(i+1)))                            //nolint:gosec // small
+				}
+				for i := range size.Endpoints {
+					s.slices[0].Endpoints = append(s.slices[0].Endpoints, endpoint(fmt.Sprintf("10.0.%d.%d", i>>8, i&0xff), on(fmt.Sprintf("n%d", i%2))))
+				}
+				return s
+			}, do)
+		})
 	}
 }
 

@@ -19,8 +19,16 @@ func Size(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) v1al
 	})
 }
 
+// OverLimit reports whether slices alone exceed a limit of their Service. It looks at no endpoint.
+func OverLimit(endpointSlices []*discoveryv1.EndpointSlice) bool {
+	limit, _ := sizeOfSlices(endpointSlices).Excess()
+	return limit != ""
+}
+
 func sizeOfSlices(endpointSlices []*discoveryv1.EndpointSlice) (size v1alpha1.ServiceSize) {
+	size.Slices = len(endpointSlices)
 	for _, slice := range endpointSlices {
+		size.SlicePorts += len(slice.Ports)
 		size.Endpoints += len(slice.Endpoints)
 		size.PortEndpoints += len(slice.Endpoints) * len(slice.Ports)
 	}
@@ -28,8 +36,8 @@ func sizeOfSlices(endpointSlices []*discoveryv1.EndpointSlice) (size v1alpha1.Se
 }
 
 // Sizes above which the rules of a Service are not written in direct succession: endpoints, and
-// combinations of a port with an endpoint, an address or a source range, each of which is rules or
-// ipset entries on every node.
+// combinations of a port with an endpoint, an address or a source range, each of which is rules,
+// ipset entries or real servers on every node.
 const (
 	largeService = 500
 	hugeService  = 2000

@@ -35,7 +35,7 @@ type Local struct {
 // claim in all slices of a Service decides on which node an endpoint is, as in Service, so an address
 // that is named for two nodes belongs to one of them. The Service itself need not exist: the two
 // rendered kinds never wait for each other. A Service over a limit of its own keeps its local
-// endpoints in current. What exceeds the limits of a node is left out, and costs no time or memory.
+// endpoints in current. What exceeds the limits of a node is only counted, and left out.
 func LocalEndpoints(node string, services []ServiceSlices, current []v1alpha1.ServiceLocalEndpoints) Local {
 	former := make(map[types.NamespacedName]*v1alpha1.ServiceLocalEndpoints, len(current))
 	for i := range current {
@@ -46,10 +46,10 @@ func LocalEndpoints(node string, services []ServiceSlices, current []v1alpha1.Se
 	all := make([]weighed, 0, len(services))
 	for i := range services {
 		s := weighed{ServiceSlices: &services[i], absent: len(current) > 0 && former[services[i].Service] == nil}
-		if limit, _ := sizeOfSlices(s.Slices).Excess(); limit != "" {
+		if OverLimit(s.Slices) {
 			out.OverLimit, overLimit[s.Service] = true, true
 			if entry := former[s.Service]; entry != nil {
-				s.bytes = LocalBytes(entry)
+				s.bytes = entry.MaxBytes()
 			}
 		} else {
 			s.bytes = localBytes(node, s.ServiceSlices)
@@ -84,12 +84,19 @@ func endpointsOn(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1a
 			}
 		})
 	}
-	winners := map[endpointKey]claim{} // of any node, for these addresses
-	for _, slice := range endpointSlices {
-		ports := usablePorts(slice, ignoreProblem)
+	ports, most := make([][]slicePort, len(endpointSlices)), 0
+	for i, slice := range endpointSlices {
+		if len(slice.Endpoints) == 0 {
+			continue
+		}
+		ports[i] = usablePorts(slice, ignoreProblem)
+		most = max(most, len(ports[i]))
+	}
+	winners := make(map[endpointKey]claim, most*len(here)) // of any node, for these addresses
+	for i, slice := range endpointSlices {
 		eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
 			if here.Has(addr) {
-				for _, p := range ports {
+				for _, p := range ports[i] {
 					storeWinner(winners, p.of(addr), c)
 				}
 			}
@@ -112,11 +119,13 @@ func endpointsOn(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1a
 	return out
 }
 
-// NodesNamed returns the nodes that a slice names, sorted, without duplicates.
-func NodesNamed(slice *discoveryv1.EndpointSlice) []string {
+// NodesNamed returns the nodes that slices name, sorted, without duplicates.
+func NodesNamed(endpointSlices ...*discoveryv1.EndpointSlice) []string {
 	nodes := sets.Set[string]{}
-	for i := range slice.Endpoints {
-		nodes.Insert(claim{endpoint: &slice.Endpoints[i]}.node())
+	for _, slice := range endpointSlices {
+		for i := range slice.Endpoints {
+			nodes.Insert(claim{endpoint: &slice.Endpoints[i]}.node())
+		}
 	}
 	nodes.Delete("") // an endpoint without a node
 	return slices.Sorted(maps.Keys(nodes))
@@ -128,7 +137,7 @@ func NodesNamed(slice *discoveryv1.EndpointSlice) []string {
 // another slice names too. All ports of a slice have the same endpoints, so it compares addresses.
 func NodesAffected(old, changed *discoveryv1.EndpointSlice, others []*discoveryv1.EndpointSlice) []string {
 	before, after := addressesOf(old), addressesOf(changed)
-	samePorts := old != nil && changed != nil && sameSlicePorts(old, changed)
+	samePorts := len(before) > 0 && len(after) > 0 && sameSlicePorts(old, changed)
 	nodes := sets.Set[string]{}
 	contested := map[netip.Addr]string{} // with the node that has it before and after, if any
 	for addr := range sets.KeySet(before).Union(sets.KeySet(after)) {
@@ -163,7 +172,7 @@ func NodesAffected(old, changed *discoveryv1.EndpointSlice, others []*discoveryv
 
 // addressesOf returns the winning claim of each address within one slice.
 func addressesOf(slice *discoveryv1.EndpointSlice) map[netip.Addr]claim {
-	if slice == nil || len(usablePorts(slice, ignoreProblem)) == 0 {
+	if slice == nil || len(slice.Endpoints) == 0 || len(usablePorts(slice, ignoreProblem)) == 0 {
 		return nil
 	}
 	winners := make(map[netip.Addr]claim, len(slice.Endpoints))

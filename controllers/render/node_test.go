@@ -85,9 +85,9 @@ func TestNode(t *testing.T) {
 		FormatVersion: 1, SettingsRevision: "0badcafe", Settings: v1alpha1.ProxySettings{Enforcement: &audit},
 		Policies: []string{"edge-pool"}, Node: v1alpha1.NodeFacts{Zone: "zone-z"},
 	}}
-	members := []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "cart"}}
+	local := []v1alpha1.ServiceLocalEndpoints{{Namespace: "shop", Name: "cart"}}
 	fresh := v1alpha1.NodeProxyRulesSpec{
-		FormatVersion: 2, SettingsRevision: settings.Revision, Settings: settings.Complete, Node: NodeFacts(node()), LocalEndpoints: members,
+		FormatVersion: 2, SettingsRevision: settings.Revision, Settings: settings.Complete, Node: NodeFacts(node()), LocalEndpoints: local,
 	}
 	edited := func(edit func(*v1alpha1.NodeProxyRulesSpec)) *v1alpha1.NodeProxyRulesSpec {
 		s := fresh.DeepCopy()
@@ -105,13 +105,13 @@ func TestNode(t *testing.T) {
 		in   NodeInput
 		want *v1alpha1.NodeProxyRulesSpec
 	}{
-		"new":                    {in: NodeInput{Node: node(), Settings: settings, LocalEndpoints: members}, want: &fresh},
-		"new, no settings":       {in: NodeInput{Node: node(), LocalEndpoints: members}},
-		"neither Node nor rules": {in: NodeInput{Settings: settings, LocalEndpoints: members}},
-		"stored":                 {in: NodeInput{Node: node(), Current: stored, Settings: settings, LocalEndpoints: members}, want: &fresh},
-		"stored, no settings":    {in: NodeInput{Node: node(), Current: stored, LocalEndpoints: members}, want: edited(kept)},
-		"Node gone":              {in: NodeInput{Current: stored, Settings: settings, LocalEndpoints: members}, want: edited(absent)},
-		"Node gone and no settings": {in: NodeInput{Current: stored, LocalEndpoints: members},
+		"new":                    {in: NodeInput{Node: node(), Settings: settings, LocalEndpoints: local}, want: &fresh},
+		"new, no settings":       {in: NodeInput{Node: node(), LocalEndpoints: local}},
+		"neither Node nor rules": {in: NodeInput{Settings: settings, LocalEndpoints: local}},
+		"stored":                 {in: NodeInput{Node: node(), Current: stored, Settings: settings, LocalEndpoints: local}, want: &fresh},
+		"stored, no settings":    {in: NodeInput{Node: node(), Current: stored, LocalEndpoints: local}, want: edited(kept)},
+		"Node gone":              {in: NodeInput{Current: stored, Settings: settings, LocalEndpoints: local}, want: edited(absent)},
+		"Node gone and no settings": {in: NodeInput{Current: stored, LocalEndpoints: local},
 			want: edited(func(s *v1alpha1.NodeProxyRulesSpec) { kept(s); absent(s) })},
 	} {
 		t.Run(name, func(t *testing.T) {

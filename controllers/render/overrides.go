@@ -30,6 +30,17 @@ func IneffectiveOverrides(svc *corev1.Service, o *v1alpha1.ServiceOverrides) []I
 	return shaped(svc, fams, o).ineffective
 }
 
+// LimitExceededWith returns which limit a Service exceeds with overrides, whatever its endpoints are;
+// empty: none.
+func LimitExceededWith(svc *corev1.Service, o *v1alpha1.ServiceOverrides) string {
+	_, fams := clusterIPs(svc)
+	s, balancers := shaped(svc, fams, o), len(loadBalancerIPs(svc))
+	limit, _ := v1alpha1.ServiceSize{
+		Ports: len(s.ports), Addresses: len(s.externalIPs) + balancers, LoadBalancerIPs: balancers, SourceRanges: len(s.sourceRanges),
+	}.Excess()
+	return limit
+}
+
 // shapedService is a Service after overrides.
 type shapedService struct {
 	ports        []corev1.ServicePort
@@ -52,7 +63,10 @@ func shaped(svc *corev1.Service, fams families, o *v1alpha1.ServiceOverrides) sh
 		return s
 	}
 	if ptr.Deref(o.NodePorts, "") == v1alpha1.Disabled {
-		s.ports = withoutNodePorts(s.ports)
+		s.ports = slices.Clone(s.ports)
+		for i := range s.ports {
+			s.ports[i].NodePort = 0
+		}
 	}
 	if ptr.Deref(o.ExternalIPs, "") == v1alpha1.Disabled {
 		s.externalIPs = nil
@@ -69,14 +83,6 @@ func shaped(svc *corev1.Service, fams families, o *v1alpha1.ServiceOverrides) sh
 	}
 	s.scheduler = ptr.Deref(o.IPVSScheduler, "")
 	return s
-}
-
-func withoutNodePorts(ports []corev1.ServicePort) []corev1.ServicePort {
-	ports = slices.Clone(ports)
-	for i := range ports {
-		ports[i].NodePort = 0
-	}
-	return ports
 }
 
 func (s *shapedService) without(field, format string, args ...any) {

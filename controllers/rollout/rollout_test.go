@@ -80,7 +80,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "also where there is room for others", edge: budget("3"), want: "node-05 node-00 node-01", counts: "6 3 0 3/3 3", next: deadline,
+			name: "also where the budget allows others", edge: budget("3"), want: "node-05 node-00 node-01", counts: "6 3 0 3/3 3", next: deadline,
 			but: func(all []Node) {
 				all[5].Applied = false
 			},
@@ -170,7 +170,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		{
-			name: "idle ones need no room, where there is none", edge: budget("1"), want: "node-04", counts: "6 2 0 1/1 4", next: deadline - time.Minute,
+			name: "idle ones need no budget, where there is none", edge: budget("1"), want: "node-04", counts: "6 2 0 1/1 4", next: deadline - time.Minute,
 			but: func(all []Node) {
 				all[0].given("new", time.Minute, false)
 				all[4].Idle, all[4].Applied, all[4].Programmed = true, false, false
@@ -208,7 +208,7 @@ func TestDecide(t *testing.T) {
 			name: "paused", edge: Budget{Generation: 1, MaxUnavailable: intstr.FromInt32(3), Deadline: deadline, Paused: true}, want: "", counts: "6 0 0 0/3 6",
 		},
 		{
-			name: "each budget needs room", edge: budget("3"), want: "", counts: "5 1 0 1/3 4",
+			name: "each budget must allow it", edge: budget("3"), want: "", counts: "5 1 0 1/3 4",
 			but: func(all []Node) {
 				for i := range all {
 					all[i].Causes = []string{"", "edge"}

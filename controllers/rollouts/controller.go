@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -69,38 +68,16 @@ func (r *Reconciler) Setup(s watches.Setup) error {
 	r.written = map[string]*v1alpha1.NodeProxyRules{}
 	r.statusWritten = map[string]time.Time{}
 	return s.Add("rollout", r,
-		watches.On(&v1alpha1.NodeProxy{}, specOrRemovalChanged()),
+		watches.On(&v1alpha1.NodeProxy{}, watches.Changed(func(np *v1alpha1.NodeProxy) []any { return []any{np.Generation, objects.BeingRemoved(np)} })),
 		watches.On(&v1alpha1.NodeProxyPolicy{}, predicate.GenerationChangedPredicate{}),
-		watches.On(&corev1.Node{}, labelsChanged()),
-		watches.On(&v1alpha1.NodeProxyRules{}, rolloutMayContinue()))
-}
-
-// specOrRemovalChanged passes everything of NodeProxy except changes of its status.
-func specOrRemovalChanged() predicate.Predicate {
-	return watches.Updated(func(before, after *v1alpha1.NodeProxy) bool {
-		return before.Generation != after.Generation || objects.BeingRemoved(before) != objects.BeingRemoved(after)
-	})
-}
-
-// labelsChanged passes changes of labels, and of whether a Node counts at all.
-func labelsChanged() predicate.Predicate {
-	return watches.Updated(func(before, after *corev1.Node) bool {
-		return render.Linux(before) != render.Linux(after) || !maps.Equal(before.Labels, after.Labels)
-	})
-}
-
-// rolloutMayContinue passes changes of rules that may let a rollout continue: of the settings, and of
-// what the node reports about them, but not of endpoints and counters.
-func rolloutMayContinue() predicate.Predicate {
-	return watches.Updated(func(before, after *v1alpha1.NodeProxyRules) bool {
-		return before.Spec.SettingsRevision != after.Spec.SettingsRevision ||
-			before.Status.SettingsRevision != after.Status.SettingsRevision ||
-			before.Annotations[v1alpha1.AnnotationRollout] != after.Annotations[v1alpha1.AnnotationRollout] ||
-			reports.Absent(before) != reports.Absent(after) || nothingAtRisk(before) != nothingAtRisk(after) ||
-			nodeReport(before) != nodeReport(after) ||
-			!slices.Equal(before.Spec.Policies, after.Spec.Policies) ||
-			!equality.Semantic.DeepEqual(before.Spec.Settings, after.Spec.Settings)
-	})
+		watches.On(&corev1.Node{}, watches.Changed(func(node *corev1.Node) []any { return []any{render.Linux(node), node.Labels} })),
+		// The settings, and what the node reports about them, but not endpoints and counters.
+		watches.On(&v1alpha1.NodeProxyRules{}, watches.Changed(func(r *v1alpha1.NodeProxyRules) []any {
+			return []any{
+				r.Spec.SettingsRevision, r.Status.SettingsRevision, r.Annotations[v1alpha1.AnnotationRollout],
+				reports.Absent(r), nothingAtRisk(r), nodeReport(r), r.Spec.Policies, r.Spec.Settings,
+			}
+		})))
 }
 
 // Reconcile makes a pass over all nodes, gives changed settings to the next ones, and reports the
@@ -155,7 +132,7 @@ func (r *Reconciler) read(ctx context.Context) (*pass, error) {
 	r.set.Refresh(all.Items)
 	r.revisions.retain(rules.Items)
 	f := &fleet{set: r.set, now: r.Clock.Now(), on: np != nil, revisions: r.revisions}
-	return newPass(r.set, np, f.members(nodes.Items, rules.Items)), nil
+	return newPass(r.set, np, f.nodes(nodes.Items, rules.Items)), nil
 }
 
 // catchUp replaces rules in the cache that are older than this reconciler's own writes. Otherwise
@@ -179,7 +156,7 @@ func (r *Reconciler) catchUp(rules []v1alpha1.NodeProxyRules) {
 // another pass soon.
 func (r *Reconciler) write(ctx context.Context, p *pass) (again bool, err error) {
 	var errs []error
-	store := func(m *member, g v1alpha1.SettingsGrant, what string) {
+	store := func(m *fleetNode, g v1alpha1.SettingsGrant, what string) {
 		switch err := r.store(ctx, m, g); {
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			again = true
@@ -191,8 +168,8 @@ func (r *Reconciler) write(ctx context.Context, p *pass) (again bool, err error)
 			log.FromContext(ctx).V(2).Info(what, "nodeProxyRules", klog.KObj(m.rules), "revision", g.Revision, "by", g.By)
 		}
 	}
-	for i := range p.members {
-		if m := &p.members[i]; m.renew {
+	for i := range p.nodes {
+		if m := &p.nodes[i]; m.renew {
 			store(m, nodesettings.NewGrant(m.resolution, m.By, m.Given), "Renewed the grant of a node")
 		}
 	}
@@ -210,7 +187,7 @@ func (r *Reconciler) write(ctx context.Context, p *pass) (again bool, err error)
 	return again, errors.Join(errs...)
 }
 
-func (r *Reconciler) store(ctx context.Context, m *member, g v1alpha1.SettingsGrant) error {
+func (r *Reconciler) store(ctx context.Context, m *fleetNode, g v1alpha1.SettingsGrant) error {
 	next, err := nodesettings.WithSettings(m.rules, m.resolution, g)
 	if err != nil {
 		return err
@@ -259,7 +236,7 @@ func (r *Reconciler) writeStatuses(ctx context.Context, p *pass) (again bool, er
 func (r *Reconciler) recordTransition(before, after *v1alpha1.NodeProxyPolicy) {
 	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
 	if what, worth := Transition(was.Reason, is.Reason); worth {
-		r.Events.TransitionOfPolicy(before, "NodeProxyPolicy", what, fmt.Sprintf("generation %d: %s", after.Generation, is.Message))
+		r.Events.TransitionOfPolicy(before, "NodeProxyPolicy", what, fmt.Sprintf("Generation %d: %s", after.Generation, is.Message))
 	}
 }
 

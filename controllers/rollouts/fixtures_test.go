@@ -84,7 +84,7 @@ func reported(rules *v1alpha1.NodeProxyRules, status metav1.ConditionStatus, rea
 func (f *aFleet) pass() *pass {
 	set := nodesettings.NewPolicySet(f.nodeProxy, f.policies)
 	reader := &fleet{set: set, now: controllertest.Noon, on: f.nodeProxy != nil, revisions: f.revisions}
-	p := newPass(set, f.nodeProxy, reader.members(f.nodes, f.rules))
+	p := newPass(set, f.nodeProxy, reader.nodes(f.nodes, f.rules))
 	p.decide(controllertest.Noon)
 	return p
 }

@@ -20,13 +20,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // maxNodesInText is how many nodes a message names.
 const maxNodesInText = 3
 
-type member struct {
+type fleetNode struct {
 	rollout.Node
 	rules *v1alpha1.NodeProxyRules // nil: it has none yet
 	grant *v1alpha1.SettingsGrant  // nil: not known
@@ -47,30 +46,30 @@ type fleet struct {
 	revisions revisions
 }
 
-// members returns all nodes, by name: those with rules, and Linux Nodes without.
-func (f *fleet) members(nodes []corev1.Node, rules []v1alpha1.NodeProxyRules) []member {
+// nodes returns all nodes, by name: those with rules, and Linux Nodes without.
+func (f *fleet) nodes(nodes []corev1.Node, rules []v1alpha1.NodeProxyRules) []fleetNode {
 	present := make(map[string]*corev1.Node, len(nodes))
 	for i := range nodes {
 		if render.Linux(&nodes[i]) {
 			present[nodes[i].Name] = &nodes[i]
 		}
 	}
-	out := make([]member, 0, len(rules))
+	out := make([]fleetNode, 0, len(rules))
 	for i := range rules {
 		name := rules[i].Name
-		out = append(out, f.member(name, present[name], &rules[i]))
+		out = append(out, f.node(name, present[name], &rules[i]))
 		delete(present, name)
 	}
 	for name, node := range present {
-		out = append(out, f.member(name, node, nil))
+		out = append(out, f.node(name, node, nil))
 	}
-	slices.SortFunc(out, func(a, b member) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b fleetNode) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
 
-// member returns a node. Either its Node or its rules may be nil.
-func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxyRules) member {
-	m := member{Node: rollout.Node{Name: name, Absent: node == nil}, rules: rules}
+// node returns a node. Either its Node or its rules may be nil.
+func (f *fleet) node(name string, node *corev1.Node, rules *v1alpha1.NodeProxyRules) fleetNode {
+	m := fleetNode{Node: rollout.Node{Name: name, Absent: node == nil}, rules: rules}
 	if node != nil {
 		m.Zone = node.Labels[corev1.LabelTopologyZone]
 		m.resolution = f.set.Nodes.Resolve(node.Labels)
@@ -98,23 +97,18 @@ func (f *fleet) member(name string, node *corev1.Node, rules *v1alpha1.NodeProxy
 }
 
 // retains returns why a node retains its settings.
-func (f *fleet) retains(nodeLabels labels.Set, m *member) reports.Finding {
+func (f *fleet) retains(nodeLabels labels.Set, m *fleetNode) reports.Finding {
 	if !f.on {
 		return reports.Finding{Reason: v1alpha1.ReasonNoNodeProxy, Message: "there is no NodeProxy"}
 	}
-	var shaped []string
-	if m.rules != nil {
-		shaped = m.rules.Spec.Policies
-	}
-	invalid := f.set.InvalidFor(nodeLabels, shaped)
+	invalid := f.set.InvalidFor(nodeLabels, cmp.Or(m.rules, &v1alpha1.NodeProxyRules{}).Spec.Policies)
 	switch r := m.resolution; {
 	case invalid != "":
 		return reports.Finding{Reason: v1alpha1.ReasonInvalidPolicy, Message: fmt.Sprintf("retains its settings because policy %s is invalid", invalid)}
 	case r.Invalid != nil && slices.Contains(r.Blamed, policies.Base):
 		return reports.Finding{Reason: v1alpha1.ReasonInvalidSettings, Message: "retains its settings because those of NodeProxy are invalid: " + r.Invalid.Error()}
 	case r.Invalid != nil:
-		return reports.Finding{Reason: v1alpha1.ReasonInvalidResult, Message: fmt.Sprintf("retains its settings because those of %s are invalid: %s",
-			text.FirstNames(r.Blamed, maxNodesInText), r.Invalid)}
+		return reports.Finding{Reason: v1alpha1.ReasonInvalidResult, Message: fmt.Sprintf("retains its settings because those of %s are invalid: %s", named(r.Blamed), r.Invalid)}
 	case m.rules == nil:
 		return reports.Finding{Reason: v1alpha1.ReasonWaiting, Message: "has no NodeProxyRules yet"}
 	}
@@ -122,14 +116,15 @@ func (f *fleet) retains(nodeLabels labels.Set, m *member) reports.Finding {
 }
 
 // desire decides the desired settings of a node with rules, and which budgets they need.
-func (f *fleet) desire(m *member) {
+func (f *fleet) desire(m *fleetNode) {
 	spec, r, g := &m.rules.Spec, m.resolution, m.grant
 	want, actual := r.Settings.Revision, f.revisions.of(m.rules)
 	edited := spec.SettingsRevision != actual || g != nil && g.Revision != actual
 	m.Desired = want
 	switch {
 	case actual == want && !edited:
-		m.renew = !slices.Equal(spec.Policies, r.Policies) || ownersDiffer(g, r)
+		owners := cmp.Or(g, &v1alpha1.SettingsGrant{}).Owners
+		m.renew = !slices.Equal(spec.Policies, r.Policies) || !maps.Equal(owners, nodesettings.PolicyOwners(r))
 		if by := f.set.LastingCauses(m.By); m.Idle && !m.Applied && len(m.By) > 0 {
 			m.By, m.renew = nil, true // nothing waits for it
 		} else if !m.Applied && !slices.Equal(by, m.By) {
@@ -148,21 +143,12 @@ func (f *fleet) desire(m *member) {
 	}
 }
 
-// ownersDiffer reports whether other policies set fields than those in a grant, which may be nil.
-func ownersDiffer(g *v1alpha1.SettingsGrant, r *policies.NodeResolution) bool {
-	var known map[string]string
-	if g != nil {
-		known = g.Owners
-	}
-	return !maps.Equal(known, nodesettings.PolicyOwners(r))
-}
-
 func hasApplied(rules *v1alpha1.NodeProxyRules, revision string) bool {
 	return revision != "" && rules.Status.SettingsRevision == revision
 }
 
 // laterStart returns the time from which a node could have applied a grant: the start of its agent,
-// if that has applied nothing since. Otherwise an agent that restarts, and fails at first, would
+// if that has applied nothing since. Otherwise an agent that restarts, and fails initially, would
 // halt a rollout of long ago.
 func laterStart(rules *v1alpha1.NodeProxyRules, given time.Time) time.Time {
 	agent := rules.Status.Agent

@@ -17,8 +17,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/nodesettings"
 )
 
-// brief prints a member: what of it is not as in a node that has nothing to do.
-func brief(m *member) string {
+// brief prints a node: what of it is not as in a node that has nothing to do.
+func brief(m *fleetNode) string {
 	var out []string
 	add := func(is bool, text string) {
 		if is {
@@ -44,7 +44,7 @@ func brief(m *member) string {
 	return strings.ReplaceAll(strings.Join(out, " "), "policy ", "")
 }
 
-func TestMembers(t *testing.T) {
+func TestFleetNodes(t *testing.T) {
 	const edge = `{nodeSelector: {matchLabels: {pool: edge}}, settings: {mode: IPVS, ipvs: {scheduler: lc}}}`
 	tests := []struct {
 		name   string
@@ -185,7 +185,7 @@ func TestMembers(t *testing.T) {
 			},
 		},
 		{
-			name: "some Services are refused",
+			name: "some Services are rejected",
 			change: func(_ *aFleet, rules *v1alpha1.NodeProxyRules) {
 				reported(rules, metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, "all but one")
 				rules.Status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{"shop/cart: IPv4: line 3 failed"}}
@@ -217,8 +217,8 @@ func TestMembers(t *testing.T) {
 			f.policy(t, "edge", edge)
 			tt.change(f, f.node(t, "edge-1", "edge"))
 			p := f.pass()
-			if got := brief(&p.members[0]); len(p.members) != 1 || got != tt.want {
-				t.Errorf("%d nodes, the first: %q, want %q", len(p.members), got, tt.want)
+			if got := brief(&p.nodes[0]); len(p.nodes) != 1 || got != tt.want {
+				t.Errorf("%d nodes, the first: %q, want %q", len(p.nodes), got, tt.want)
 			}
 		})
 	}
@@ -303,7 +303,7 @@ func TestHandEdits(t *testing.T) {
 			f := newFleet(`{}`, t)
 			f.policy(t, "edge", `{nodeSelector: {}, settings: {mode: IPVS}}`)
 			tt.change(f, f.node(t, "edge-1", "edge"))
-			m := &f.pass().members[0]
+			m := &f.pass().nodes[0]
 			if got := brief(m); got != tt.want || !m.Given.Equal(tt.given) {
 				t.Errorf("%q, given at %s; want %q, %s", got, m.Given, tt.want, tt.given)
 			}
@@ -326,11 +326,11 @@ func TestHandEdits(t *testing.T) {
 func TestRulesWithoutGrant(t *testing.T) {
 	f := newFleet(`{}`, t)
 	f.node(t, "n1", "core").Annotations = nil
-	if got := brief(&f.pass().members[0]); got != "" {
+	if got := brief(&f.pass().nodes[0]); got != "" {
 		t.Error(got)
 	}
 	f.nodeProxy.Spec.Settings = &v1alpha1.WrittenSettings{Mode: new(v1alpha1.ModeIPVS)}
-	if got := brief(&f.pass().members[0]); got != "wants:NodeProxy" {
+	if got := brief(&f.pass().nodes[0]); got != "wants:NodeProxy" {
 		t.Error(got)
 	}
 }
@@ -371,7 +371,7 @@ func TestCausesLast(t *testing.T) {
 			regrant(t, rules, func(g *v1alpha1.SettingsGrant) { g.By = tt.by })
 			rules.Status.SettingsRevision = "before"
 			tt.change(f, rules)
-			m := &f.pass().members[0]
+			m := &f.pass().nodes[0]
 			if got := brief(m); got != tt.want || !m.Given.Equal(tt.given) {
 				t.Errorf("%q, given at %s; want %q, %s", got, m.Given, tt.want, tt.given)
 			}
@@ -379,7 +379,7 @@ func TestCausesLast(t *testing.T) {
 	}
 }
 
-// While the cache is behind, what was written counts, so that no room is given away
+// While the cache is behind, what was written counts, so that no budget is given away
 // twice.
 func TestWritesCountAtOnce(t *testing.T) {
 	rules := func(uid types.UID, version, revision string) v1alpha1.NodeProxyRules {

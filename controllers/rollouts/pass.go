@@ -20,7 +20,7 @@ import (
 type pass struct {
 	set       *nodesettings.PolicySet
 	nodeProxy *v1alpha1.NodeProxy // nil: there is none
-	members   []member            // by name
+	nodes     []fleetNode         // by name
 	now       time.Time
 	decision  rollout.Decision
 	granted   map[string]bool // nodes that get their settings now
@@ -28,20 +28,20 @@ type pass struct {
 	// For each policy: the nodes that it selects; those that it no longer selects, but that wait
 	// for its budget or have not applied its change yet; why settings of nodes are invalid because
 	// of it; and its fields that others set, with their names.
-	selected, former map[string][]*member
+	selected, former map[string][]*fleetNode
 	blamed           map[string]error
 	overridden       map[string]map[string][]string
 }
 
 // newPass sorts nodes by policy.
-func newPass(set *nodesettings.PolicySet, np *v1alpha1.NodeProxy, members []member) *pass {
+func newPass(set *nodesettings.PolicySet, np *v1alpha1.NodeProxy, nodes []fleetNode) *pass {
 	p := &pass{
-		set: set, nodeProxy: np, members: members, granted: map[string]bool{}, selected: map[string][]*member{}, former: map[string][]*member{},
+		set: set, nodeProxy: np, nodes: nodes, granted: map[string]bool{}, selected: map[string][]*fleetNode{}, former: map[string][]*fleetNode{},
 		blamed: map[string]error{}, overridden: map[string]map[string][]string{},
 	}
 	resolutions := map[*policies.NodeResolution]bool{}
-	for i := range members {
-		m := &members[i]
+	for i := range nodes {
+		m := &nodes[i]
 		if m.Absent {
 			continue
 		}
@@ -62,7 +62,7 @@ func newPass(set *nodesettings.PolicySet, np *v1alpha1.NodeProxy, members []memb
 }
 
 // lastChange returns the budgets of the changes that a node waits for, or has not applied yet.
-func (m *member) lastChange() []string {
+func (m *fleetNode) lastChange() []string {
 	out := slices.Clone(m.Causes)
 	for _, g := range m.By {
 		if !m.Applied && !m.Idle && !slices.Contains(out, g.Name) {
@@ -95,9 +95,9 @@ func (p *pass) note(r *policies.NodeResolution) {
 }
 
 func (p *pass) decide(now time.Time) {
-	all := make([]rollout.Node, len(p.members))
-	for i := range p.members {
-		all[i] = p.members[i].Node
+	all := make([]rollout.Node, len(p.nodes))
+	for i := range p.nodes {
+		all[i] = p.nodes[i].Node
 	}
 	p.now = now
 	p.decision = rollout.Decide(now, all, p.set.Budgets)
@@ -108,7 +108,7 @@ func (p *pass) decide(now time.Time) {
 
 // notGiven reverts the decision for a node because its settings could not be written, so that the
 // status does not report them.
-func (p *pass) notGiven(m *member) {
+func (p *pass) notGiven(m *fleetNode) {
 	if !p.granted[m.Name] {
 		return
 	}
@@ -126,9 +126,9 @@ func (p *pass) notGiven(m *member) {
 }
 
 // find returns a node, which must exist.
-func (p *pass) find(name string) *member {
-	i, _ := slices.BinarySearchFunc(p.members, name, func(m member, name string) int { return cmp.Compare(m.Name, name) })
-	return &p.members[i]
+func (p *pass) find(name string) *fleetNode {
+	i, _ := slices.BinarySearchFunc(p.nodes, name, func(m fleetNode, name string) int { return cmp.Compare(m.Name, name) })
+	return &p.nodes[i]
 }
 
 type progress int
@@ -143,7 +143,7 @@ const (
 )
 
 // progressOf returns the progress of a node from the point of view of a budget.
-func (p *pass) progressOf(m *member, budget string) progress {
+func (p *pass) progressOf(m *fleetNode, budget string) progress {
 	s := p.decision.States[budget]
 	switch {
 	case s != nil && slices.Contains(s.Missed, m.Name):
@@ -163,7 +163,7 @@ func (p *pass) progressOf(m *member, budget string) progress {
 }
 
 // tally are the nodes by progress, each by name.
-type tally map[progress][]*member
+type tally map[progress][]*fleetNode
 
 func (t tally) names(which progress) []string {
 	var out []string

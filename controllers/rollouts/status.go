@@ -1,6 +1,7 @@
 package rollouts
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -114,10 +115,7 @@ func (p *pass) overriddenBy(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
 		return reports.False(v1alpha1.ConditionOverridden, v1alpha1.ReasonNotOverridden, "")
 	}
 	priority := func(policy *v1alpha1.NodeProxyPolicy) int32 {
-		if policy == nil {
-			return 0
-		}
-		return ptr.Deref(policy.Spec.Priority, 0)
+		return ptr.Deref(cmp.Or(policy, &v1alpha1.NodeProxyPolicy{}).Spec.Priority, 0)
 	}
 	var parts []string
 	for _, path := range slices.Sorted(maps.Keys(fields)) {
@@ -153,7 +151,7 @@ func (p *pass) invalid(policy string) reports.Finding {
 	slices.Sort(others)
 	others = slices.DeleteFunc(slices.Compact(others), func(name string) bool { return name == policy })
 	if len(others) > 0 {
-		together += " and policies " + text.FirstNames(others, maxNodesInText)
+		together += " and " + named(others)
 	}
 	return reports.Finding{
 		Reason:  v1alpha1.ReasonInvalidResult,
@@ -175,7 +173,7 @@ func (p *pass) haltedText(budget string, t tally) string {
 	case n > 1:
 		waits = fmt.Sprintf("%d other nodes are waiting", n)
 	}
-	return fmt.Sprintf("%s %s did not apply %s settings within %d s of %s (%s). %s; %s.", nodes, text.FirstNames(missed, maxNodesInText), their,
+	return fmt.Sprintf("%s %s did not apply %s settings within %d s of %s (%s). %s; %s.", nodes, text.Some(missed, maxNodesInText), their,
 		int(p.set.Budgets[budget].Deadline.Seconds()), first.Given.UTC().Format(time.RFC3339), nodeReport(first.rules), fix, waits)
 }
 
@@ -186,7 +184,7 @@ func (p *pass) progressText(budget string, t tally) string {
 	if len(t[waiting]) > 0 {
 		parts = append(parts, fmt.Sprintf("at most %d may be unavailable", s.Max))
 		if blocking := t.names(failing); s.InFlight() == 0 && len(blocking) > 0 && s.Unavailable >= s.Max {
-			parts = append(parts, fmt.Sprintf("%s must be programmed first (%s)", text.FirstNames(blocking, maxNodesInText), nodeReport(t[failing][0].rules)))
+			parts = append(parts, fmt.Sprintf("%s must be programmed first (%s)", text.Some(blocking, maxNodesInText), nodeReport(t[failing][0].rules)))
 		}
 	}
 	for _, name := range t.others(budget) {
@@ -203,6 +201,14 @@ func (p *pass) progressText(budget string, t tally) string {
 	return strings.Join(parts, "; ") + "."
 }
 
+// named lists policies, as in "policy a" or "policies a, b".
+func named(policies []string) string {
+	if len(policies) == 1 {
+		return "policy " + policies[0]
+	}
+	return "policies " + text.Some(policies, maxNodesInText)
+}
+
 func whose(budget string) string {
 	if budget == policies.Base {
 		return "NodeProxy"
@@ -215,7 +221,7 @@ func countsText(t tally) string {
 	for _, nodes := range t {
 		total += len(nodes)
 	}
-	parts := []string{fmt.Sprintf("%d of %d nodes are done", len(t[done]), total)}
+	parts := []string{fmt.Sprintf("%d of %s done", len(t[done]), text.Count(total, "node"))}
 	for _, c := range []struct {
 		which progress
 		text  string
@@ -223,7 +229,7 @@ func countsText(t tally) string {
 		{missedDeadline, "missed the deadline"}, {updating, "being updated"}, {failing, "not programmed"}, {retaining, "retaining their settings"},
 	} {
 		if names := t.names(c.which); len(names) > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s (%s)", len(names), c.text, text.FirstNames(names, maxNodesInText)))
+			parts = append(parts, fmt.Sprintf("%d %s (%s)", len(names), c.text, text.Some(names, maxNodesInText)))
 		}
 	}
 	if n := len(t[waiting]); n > 0 {
@@ -243,7 +249,7 @@ func (p *pass) failingText(policy string, t tally) string {
 }
 
 // example describes a node that is named as an example.
-func (p *pass) example(m *member, which progress, budget string) (reason, message string) {
+func (p *pass) example(m *fleetNode, which progress, budget string) (reason, message string) {
 	switch which {
 	case missedDeadline:
 		return v1alpha1.ReasonDeadlineMissed, fmt.Sprintf("not applied since %s: %s", m.Given.UTC().Format(time.RFC3339), nodeReport(m.rules))

@@ -37,7 +37,7 @@ func TestPolicyStatus(t *testing.T) {
 	}{
 		{
 			name: "begins", counts: "5 2 0", change: func(*aFleet) {},
-			ready:    "False Progressing: 0 of 5 nodes are done, 2 being updated (edge-01, edge-02), 3 waiting; at most 2 may be unavailable.",
+			ready:    "False Progressing: 0 of 5 nodes done, 2 being updated (edge-01, edge-02), 3 waiting; at most 2 may be unavailable.",
 			examples: "5: edge-01 Updating received its settings at 2026-11-20T12:00:00Z",
 		},
 		{
@@ -47,7 +47,7 @@ func TestPolicyStatus(t *testing.T) {
 				rules.Status.SettingsRevision = rules.Spec.SettingsRevision
 				f.giveTo(t, "edge-02", time.Minute, edge1)
 			},
-			ready:    "False Progressing: 1 of 5 nodes are done, 2 being updated (edge-02, edge-03), 2 waiting; at most 2 may be unavailable.",
+			ready:    "False Progressing: 1 of 5 nodes done, 2 being updated (edge-02, edge-03), 2 waiting; at most 2 may be unavailable.",
 			examples: "4: edge-02 Updating received its settings at 2026-11-20T11:59:00Z",
 		},
 		{
@@ -56,7 +56,7 @@ func TestPolicyStatus(t *testing.T) {
 				f.rules, f.nodes = f.rules[:1], f.nodes[:1]
 				f.giveTo(t, "edge-01", time.Minute, edge1)
 			},
-			ready:    "False Progressing: 0 of 1 nodes are done, 1 being updated (edge-01).",
+			ready:    "False Progressing: 0 of 1 node done, 1 being updated (edge-01).",
 			examples: "1: edge-01 Updating received its settings at 2026-11-20T11:59:00Z",
 		},
 		{
@@ -82,7 +82,7 @@ func TestPolicyStatus(t *testing.T) {
 		{
 			name: "is paused", counts: "5 0 0",
 			change:   func(f *aFleet) { f.policies[0].Spec.Rollout.Paused = new(true) },
-			ready:    "False Paused: The rollout is paused: 0 of 5 nodes are done, 5 waiting. Set spec.rollout.paused to false to continue.",
+			ready:    "False Paused: The rollout is paused: 0 of 5 nodes done, 5 waiting. Set spec.rollout.paused to false to continue.",
 			examples: "5: edge-01 Waiting ",
 		},
 		{
@@ -94,7 +94,7 @@ func TestPolicyStatus(t *testing.T) {
 					reported(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, "iptables-restore: exit status 4")
 				}
 			},
-			ready: "False Progressing: 0 of 5 nodes are done, 2 not programmed (edge-01, edge-02), 3 waiting; at most 2 may be unavailable; " +
+			ready: "False Progressing: 0 of 5 nodes done, 2 not programmed (edge-01, edge-02), 3 waiting; at most 2 may be unavailable; " +
 				"edge-01, edge-02 must be programmed first (Failed: iptables-restore: exit status 4).",
 			examples: "5: edge-01 Failed Failed: iptables-restore: exit status 4",
 		},
@@ -104,7 +104,7 @@ func TestPolicyStatus(t *testing.T) {
 				f.nodeProxy.Spec.Settings = &v1alpha1.WrittenSettings{Fallback: new(v1alpha1.FallbackIPTables)}
 				f.nodeProxy.Spec.Rollout = &v1alpha1.RolloutSettings{Paused: new(true)}
 			},
-			ready:    "False Progressing: 0 of 5 nodes are done, 5 waiting; at most 2 may be unavailable; some wait for NodeProxy, whose rollout is paused.",
+			ready:    "False Progressing: 0 of 5 nodes done, 5 waiting; at most 2 may be unavailable; some wait for NodeProxy, whose rollout is paused.",
 			examples: "5: edge-01 Waiting is part of the rollout of NodeProxy",
 		},
 		{
@@ -125,7 +125,7 @@ func TestPolicyStatus(t *testing.T) {
 				rules.Status.SettingsRevision = rules.Spec.SettingsRevision
 				reported(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, "exit status 4")
 			},
-			ready:    "False NodesNotProgrammed: 0 of 1 nodes are done, 1 not programmed (edge-01). Node edge-01: Failed: exit status 4.",
+			ready:    "False NodesNotProgrammed: 0 of 1 node done, 1 not programmed (edge-01). Node edge-01: Failed: exit status 4.",
 			examples: "1: edge-01 Failed Failed: exit status 4",
 		},
 		{
@@ -140,7 +140,7 @@ func TestPolicyStatus(t *testing.T) {
 				f.giveTo(t, "edge-01", time.Hour)
 				f.giveTo(t, "edge-02", time.Hour)
 			},
-			ready: "False NodesNotProgrammed: 0 of 2 nodes are done, 2 not programmed (edge-01, edge-02). " +
+			ready: "False NodesNotProgrammed: 0 of 2 nodes done, 2 not programmed (edge-01, edge-02). " +
 				"Node edge-01: no agent has ever reported; check that nodeproxy-agent runs there.",
 			examples: "2: edge-01 AgentNotResponding no agent has ever reported; check that nodeproxy-agent runs there",
 		},
@@ -164,9 +164,9 @@ func TestPolicyStatus(t *testing.T) {
 				f.policies[0].Spec.Settings.Sync = &v1alpha1.SyncSettings{MinIntervalMilliseconds: new(int32(20000))}
 				f.policy(t, "careful", `{nodeSelector: {}, settings: {sync: {verifyIntervalSeconds: 15}}}`)
 			},
-			ready: "False InvalidResult: Together with NodeProxy and policies careful, this policy results in invalid settings, and nodes retain theirs. Correct " +
+			ready: "False InvalidResult: Together with NodeProxy and policy careful, this policy results in invalid settings, and nodes retain theirs. Correct " +
 				"spec.settings.sync.verifyIntervalSeconds: Invalid value: 15: must not be shorter than minIntervalMilliseconds (20000).",
-			examples: "5: edge-01 InvalidResult retains its settings because those of careful, edge are invalid: " +
+			examples: "5: edge-01 InvalidResult retains its settings because those of policies careful, edge are invalid: " +
 				"spec.settings.sync.verifyIntervalSeconds: Invalid value: 15: must not be shorter than minIntervalMilliseconds (20000)",
 		},
 		{
@@ -272,9 +272,9 @@ func TestFindingOfNodeProxy(t *testing.T) {
 	expect("a policy's change", "")
 	f.policies = nil
 	f.nodeProxy.Spec.Settings = &v1alpha1.WrittenSettings{Mode: new(v1alpha1.ModeIPVS)}
-	expect("a change", "Progressing: 0 of 2 nodes are done, 1 being updated (edge-01), 1 waiting; at most 1 may be unavailable.")
+	expect("a change", "Progressing: 0 of 2 nodes done, 1 being updated (edge-01), 1 waiting; at most 1 may be unavailable.")
 	f.nodeProxy.Spec.Rollout = &v1alpha1.RolloutSettings{Paused: new(true)}
-	expect("paused", "Paused: The rollout is paused: 0 of 2 nodes are done, 2 waiting. Set spec.rollout.paused to false to continue.")
+	expect("paused", "Paused: The rollout is paused: 0 of 2 nodes done, 2 waiting. Set spec.rollout.paused to false to continue.")
 	f.nodeProxy.Spec.Rollout = nil
 	f.giveTo(t, "edge-01", time.Hour, v1alpha1.Cause{Generation: 1})
 	expect("stopped", "RolloutHalted: Node edge-01 did not apply its settings within 600 s of 2026-11-20T11:00:00Z (Programmed). "+

@@ -13,7 +13,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -61,21 +60,11 @@ func (r *Reconciler) Setup(s watches.Setup) error {
 		watches.On(&v1alpha1.ServiceProxyPolicy{}),
 		watches.On(&v1alpha1.NodeProxy{}, watches.ComesOrGoes()),
 		watches.By(&v1alpha1.NodeProxyRules{}, rejections, overrides.RejectionsChanged()),
-		watches.On(&v1alpha1.ServiceProxyRules{}, shapeChanged()),
+		watches.On(&v1alpha1.ServiceProxyRules{}, watches.Changed(func(rules *v1alpha1.ServiceProxyRules) []any {
+			return []any{rules.Annotations[v1alpha1.AnnotationOverrides], rules.Spec.Policies}
+		})),
 		watches.On(&corev1.Service{}),
-		watches.On(&corev1.Namespace{}, namespaceLabelsChanged()))
-}
-
-// shapeChanged passes changes of the policies that shape rules, and of their overrides.
-func shapeChanged() predicate.Predicate {
-	return watches.Updated(func(before, after *v1alpha1.ServiceProxyRules) bool {
-		return before.Annotations[v1alpha1.AnnotationOverrides] != after.Annotations[v1alpha1.AnnotationOverrides] ||
-			!equality.Semantic.DeepEqual(before.Spec.Policies, after.Spec.Policies)
-	})
-}
-
-func namespaceLabelsChanged() predicate.Predicate {
-	return watches.Updated(func(before, after client.Object) bool { return !maps.Equal(before.GetLabels(), after.GetLabels()) })
+		watches.On(&corev1.Namespace{}, watches.Changed(func(namespace *corev1.Namespace) []any { return []any{namespace.Labels} })))
 }
 
 // Reconcile checks all policies and writes the statuses that differ.

@@ -46,10 +46,7 @@ func (statuses) Update(context.Context, client.Object, ...client.SubResourceUpda
 // else than before, even if the halt came and went between two passes.
 func TestServicesWithFormerOverridesAreReconciledAgain(t *testing.T) {
 	reader, _ := controllertest.Stock(1, 1)
-	m, err := metrics.New(prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := metrics.New(prometheus.NewRegistry())
 	clk, resumed := clocktesting.NewFakeClock(controllertest.Noon), 0
 	o := overrides.New(reader, clk)
 	r := &Reconciler{
@@ -66,7 +63,7 @@ func TestServicesWithFormerOverridesAreReconciledAgain(t *testing.T) {
 			t.Errorf("%s: reconciled again %d times, want %d", when, resumed, want)
 		}
 	}
-	survey("at first", 0)
+	survey("initially", 0)
 	survey("nothing has happened", 0)
 	o.RejectionsChanged() // a node rejects a Service,
 	o.RejectionsChanged() // and does not any more

@@ -137,14 +137,14 @@ func transition(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, rea
 	if was.Reason == is.Reason && !haltedAnew {
 		return "", "", ""
 	}
-	generation := fmt.Sprintf("generation %d: ", after.ObservedGeneration)
+	generation := fmt.Sprintf("Generation %d: ", after.ObservedGeneration)
 	switch is.Reason {
 	case v1alpha1.ReasonApplied:
 		return events.Normal, is.Reason, fmt.Sprintf("%s%d of %d Services have the overrides of their policies.", generation, after.Services, after.Services)
 	case v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonNoNodeProxy:
 		return events.Warning, is.Reason, generation + is.Message
 	case v1alpha1.ReasonProgressing: // without the current counts
-		return events.Normal, is.Reason, fmt.Sprintf("%sa change is being applied to the %s that the policy selects.", generation, text.Count(int(after.Services), "Service"))
+		return events.Normal, is.Reason, fmt.Sprintf("%sA change is being applied to the %s that the policy selects.", generation, text.Count(int(after.Services), "Service"))
 	}
 	return events.Normal, is.Reason, generation + is.Message
 }

@@ -41,7 +41,7 @@ func TestServicePolicyTransitions(t *testing.T) {
 			if got := strings.TrimSpace(severity + " " + reason); got != tt.want {
 				t.Errorf("%q, want %q", got, tt.want)
 			}
-			if generation := "generation " + tt.is[:1] + ": "; tt.want != "" && !strings.HasPrefix(note, generation) {
+			if generation := "Generation " + tt.is[:1] + ": "; tt.want != "" && !strings.HasPrefix(note, generation) {
 				t.Errorf("%q does not begin with %q", note, generation)
 			}
 		})

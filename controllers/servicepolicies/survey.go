@@ -118,7 +118,7 @@ func (l *survey) halted() map[v1alpha1.Cause]string {
 	out := map[v1alpha1.Cause]string{}
 	for name, t := range l.policies {
 		if len(t.rejected) > 0 {
-			out[v1alpha1.Cause{Name: name, Generation: l.set.Generations[name]}] = overrides.WhyKept(name, t.halt())
+			out[v1alpha1.Cause{Name: name, Generation: l.set.Generations[name]}] = overrides.WhyRetained(name, t.halt())
 		}
 	}
 	return out

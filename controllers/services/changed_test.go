@@ -20,26 +20,23 @@ func TestChangedItself(t *testing.T) {
 	for _, tt := range []struct {
 		name           string
 		stored, former *v1alpha1.ServiceProxyRules
-		kept, want     bool
+		retained, want bool
 	}{
 		{name: "it is new", former: rules(80, 1), want: true},
-		{name: "it is the same", stored: rules(80, 1), former: rules(80, 1), kept: true},
-		{name: "in another format", stored: rules(80, 1), former: rules(80, 2), kept: true},
-		{name: "it is another one", stored: rules(80, 1), former: rules(81, 1), kept: true, want: true},
+		{name: "it is the same", stored: rules(80, 1), former: rules(80, 1), retained: true},
+		{name: "in another format", stored: rules(80, 1), former: rules(80, 2), retained: true},
+		{name: "it is another one", stored: rules(80, 1), former: rules(81, 1), retained: true, want: true},
 		{name: "it is given something else", stored: rules(80, 1), former: rules(80, 1)},
 		{name: "and has changed as well", stored: rules(80, 1), former: rules(81, 1), want: true},
 	} {
-		if got := changedItself(tt.stored, tt.former, overrides.Shaping{Kept: tt.kept, Annotation: `{"overrides":{}}`}); got != tt.want {
+		if got := changedItself(tt.stored, tt.former, overrides.Shaping{Retained: tt.retained, Annotation: `{"overrides":{}}`}); got != tt.want {
 			t.Errorf("%s: %t", tt.name, got)
 		}
 	}
 }
 
 func TestChangedLately(t *testing.T) {
-	metrics, err := metrics.New(prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	metrics := metrics.New(prometheus.NewRegistry())
 	m := NewMemory(metrics, func() {})
 	cart := types.NamespacedName{Namespace: "shop", Name: "cart"}
 	if m.changedLately(cart, controllertest.Noon) {

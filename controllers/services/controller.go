@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -62,7 +63,7 @@ type Reconciler struct {
 // Setup adds the reconciler to a manager.
 func (r *Reconciler) Setup(s watches.Setup, resume, ranges <-chan event.GenericEvent) error {
 	each := handler.EnqueueRequestsFromMapFunc
-	return s.Complete("service", leader.Guard(s.Leadership, r),
+	return s.Complete("service", leader.Drop(s.Leadership, r),
 		watches.By(&corev1.Service{}, &handler.EnqueueRequestForObject{}),
 		watches.By(&discoveryv1.EndpointSlice{}, each(r.serviceOfSlice)),
 		watches.By(&v1alpha1.ServiceProxyRules{}, each(serviceOfRules)),
@@ -74,7 +75,7 @@ func (r *Reconciler) Setup(s watches.Setup, resume, ranges <-chan event.GenericE
 		watches.By(&v1alpha1.NodeProxy{}, r.addressEvents(addressesNamed), watches.SpecChanged()),
 		watches.Channel(ranges, each(r.servicesWithin)),
 		watches.Channel(s.Wake, each(r.everyService)), // a new term
-		watches.Channel(resume, each(r.keptServices)))
+		watches.Channel(resume, each(r.retainingServices)))
 }
 
 // rangesUnknownRetry is how often a Service that waits for the service ranges is rendered again, in
@@ -84,7 +85,7 @@ const rangesUnknownRetry = time.Minute
 // Reconcile publishes an eligible Service, and ends the rules of any other.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	if on, err := objects.SwitchedOn(ctx, r.Client); err != nil || !on {
-		return ctrl.Result{}, err
+		return r.off(req.NamespacedName, err)
 	}
 	if err := r.begin(ctx); err != nil {
 		return ctrl.Result{}, err
@@ -100,7 +101,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if svc != nil && render.Eligible(svc) {
 		if stored == nil {
 			if on, err := objects.MayCreate(ctx, r.Client, r.Live); err != nil || !on {
-				return ctrl.Result{}, err
+				return r.off(req.NamespacedName, err)
 			}
 		}
 		return r.publish(ctx, svc, stored)
@@ -116,6 +117,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	return r.end(ctx, req.NamespacedName, stored)
+}
+
+// off forgets a Service while nothing is rendered, unless that is not known because of an error.
+func (r *Reconciler) off(key types.NamespacedName, err error) (ctrl.Result, error) {
+	if err == nil {
+		r.Memory.switchedOff(key)
+		r.Overrides.Forget(key)
+	}
+	return ctrl.Result{}, err
 }
 
 // begin records which Services are older than the term.
@@ -144,7 +154,8 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 		return ctrl.Result{RequeueAfter: again}, err
 	}
 	if want.limit != "" {
-		r.reject(ctx, svc, want.limit, want.message, 0)
+		r.notRendered(ctx, svc, want.limit, want.message, 0)
+		r.Memory.inVain(key, want.load, again, r.Clock.Now())
 		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
 	}
 	defer want.report()
@@ -153,6 +164,7 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 		left = change{policies: left.policies && pending}
 		r.Metrics.Skip(metrics.KindService)
 		r.accept(ctx, svc)
+		r.Memory.inVain(key, render.LoadOf(&stored.Spec, 0), again, r.Clock.Now())
 		return ctrl.Result{RequeueAfter: again}, nil
 	}
 	fingerprint, bytes, err := objects.Measure(want.rules)
@@ -164,13 +176,14 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 		load = load.Max(render.LoadOf(&stored.Spec, 0))
 	}
 	if bytes > maxObjectBytes {
-		r.reject(ctx, svc, tooLargeMessage, tooLargeMessage, fingerprint)
-		r.Memory.pause(key, load, r.Clock.Now())
+		r.notRendered(ctx, svc, tooLargeMessage, tooLargeMessage, fingerprint)
+		r.Memory.pause(key, load, again, r.Clock.Now())
 		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
 	}
 	now := r.Clock.Now()
 	if wait := r.Memory.retryIn(key, fingerprint, now); wait > 0 {
-		return ctrl.Result{RequeueAfter: wait}, nil
+		r.Memory.inVain(key, load, again, now)
+		return ctrl.Result{RequeueAfter: retry.Sooner(again, wait)}, nil
 	}
 	byTenant := !left.addresses && (!left.policies || pending)
 	if wait := r.Memory.wait(key, load, stored != nil, byTenant, now); wait > 0 {
@@ -189,18 +202,21 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 	case retry.Denied(err):
 		left.addresses, left.policies = false, left.policies && pending // only tenants can correct it
 		r.Memory.tried(key, bytes, now)
+		r.Memory.inVain(key, load, again, now)
 		message := retry.Message(err)
-		return ctrl.Result{RequeueAfter: r.reject(ctx, svc, message, message, fingerprint)}, nil
+		return ctrl.Result{RequeueAfter: retry.Sooner(again, r.notRendered(ctx, svc, message, message, fingerprint))}, nil
 	}
 	return retry.IgnoreRace(err)
 }
 
-// renderedService is the result for a Service: its rules, or the limit that it exceeds.
+// renderedService is the result for a Service: its rules, or the limit that it exceeds and what it
+// took to see that.
 type renderedService struct {
 	rules          *v1alpha1.ServiceProxyRules
 	report         func() // reports its problems once the rules are written
 	changed        bool   // the Service itself has changed since its rules were written
 	limit, message string
+	load           render.Load
 }
 
 // render renders a Service as policies shape it. Again is when to render it again even if nothing
@@ -229,16 +245,16 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 	rules, problems := render.Service(svc, endpointSlices, shaping.Shape, around, format)
 	r.Metrics.Rendered(metrics.KindService, r.Clock.Since(start))
 	if limit, text := v1alpha1.SizeOf(&rules.Spec).Excess(); limit != "" { // because of its policies
-		return &renderedService{limit: limit, message: text}, shaping.Again, nil
+		return &renderedService{limit: limit, message: text, load: render.LoadOf(&rules.Spec, 0)}, shaping.Again, nil
 	}
 	former := rules // what the Service would have with its current overrides
-	if !shaping.Kept && stored != nil {
+	if !shaping.Retained && stored != nil {
 		former, _ = render.Service(svc, endpointSlices, shaping.Former, around, format)
 	}
 	changed := changedItself(stored, former, shaping)
 	if shaping.Annotation != "" {
 		key := client.ObjectKeyFromObject(svc)
-		if changed || !shaping.Kept && r.Memory.changedLately(key, start) {
+		if changed || !shaping.Retained && r.Memory.changedLately(key, start) {
 			if shaping.Annotation, err = r.Overrides.ChangedToo(ctx, key, shaping.Annotation); err != nil {
 				return nil, 0, err
 			}
@@ -250,7 +266,7 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 		r.reportProblems(ctx, svc, eventAddressesSkipped, skippedText(rules.Spec.SkippedAddresses))
 		ranges := ""
 		if o := shaping.Shape.Overrides; o == nil || o.LoadBalancerSourceRanges == nil { // else the policy's status reports it
-			ranges = rangeText(render.SourceRangeProblems(svc))
+			ranges = note("Source ranges that cannot be used: ", strings.Join(render.SourceRangeProblems(svc), "; "), ". Correct spec.loadBalancerSourceRanges")
 		}
 		r.reportProblems(ctx, svc, eventSourceRangesUnusable, ranges)
 	}
@@ -292,7 +308,7 @@ func (r *Reconciler) cluster(ctx context.Context, svc *corev1.Service) (out rend
 // changedItself reports whether the Service itself, or its endpoints, have changed since its rules
 // were written. Former are the rules that it would have with its current overrides.
 func changedItself(stored, former *v1alpha1.ServiceProxyRules, shaping overrides.Shaping) bool {
-	if stored == nil || shaping.Kept && shaping.Annotation == "" {
+	if stored == nil || shaping.Retained && shaping.Annotation == "" {
 		return true // if anything is written at all
 	}
 	now := former.Spec

@@ -2,11 +2,13 @@ package services
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -116,8 +118,8 @@ func TestServicesOfNamespaceOverItsShareAreWrittenInTheEnd(t *testing.T) {
 		}
 	}
 	r.Memory.pace.Of("attacker", controllertest.Noon).Next = controllertest.Noon.Add(time.Minute)
-	expect("at first", "attacker", time.Minute, keys["attacker"])
-	expect("at first", "victim", 0, keys["attacker"])
+	expect("initially", "attacker", time.Minute, keys["attacker"])
+	expect("initially", "victim", 0, keys["attacker"])
 	r.clock.Step(time.Second)
 	expect("a second later", "attacker", 59*time.Second, keys["attacker"])
 	r.clock.Step(59 * time.Second)
@@ -137,7 +139,7 @@ func TestChangedAddressesDoNotWaitForTheNamespace(t *testing.T) {
 	svc := controllertest.ServiceNamed("shop", "cart")
 	svc.Spec.ExternalIPs = []string{"192.0.2.7", "198.51.100.7", "10.99.0.7"}
 	r, key := newBudgetRig(t, svc), client.ObjectKeyFromObject(svc)
-	r.reconcile("at first", key, 0)
+	r.reconcile("initially", key, 0)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.7"}}}}
 	np := &v1alpha1.NodeProxy{Spec: v1alpha1.NodeProxySpec{APIServer: &v1alpha1.APIServerSettings{Endpoints: []string{"https://198.51.100.7:80"}}}}
 	policy := localPolicy()
@@ -204,8 +206,8 @@ func TestTurnOfPoliciesDoesNotWaitForTheNamespace(t *testing.T) {
 	for _, namespace := range []string{"shop", "other"} {
 		r.ok(r.c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
 	}
-	r.reconcile("at first", key, 0)
-	r.reconcile("at first", otherKey, 0)
+	r.reconcile("initially", key, 0)
+	r.reconcile("initially", otherKey, 0)
 	const first = 20 * time.Millisecond // 50 Services a second
 	policy := localPolicy()
 	r.ok(r.c.Create(t.Context(), policy))
@@ -228,7 +230,7 @@ func TestTurnOfPoliciesDoesNotWaitForTheNamespace(t *testing.T) {
 func TestServiceThatWasNotEligibleForAMoment(t *testing.T) {
 	svc := controllertest.ServiceNamed("shop", "cart")
 	r, key := newBudgetRig(t, svc), client.ObjectKeyFromObject(svc)
-	r.reconcile("at first", key, 0)
+	r.reconcile("initially", key, 0)
 	external := svc.DeepCopy()
 	external.Spec.Type = corev1.ServiceTypeExternalName
 	behind := interceptor.NewClient(r.c, interceptor.Funcs{Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
@@ -259,5 +261,89 @@ func TestServiceThatWasNotEligibleForAMoment(t *testing.T) {
 	r.change(key, func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP })
 	if r.reconcile("eligible later in the term", key, time.Minute) != nil {
 		t.Error("rules that are new in the term do not wait")
+	}
+}
+
+// A Service that is deleted while nothing is reconciled, as on a standby, is ended by the next term.
+func TestNewTermEndsDeletedServices(t *testing.T) {
+	gone, stays := controllertest.ServiceNamed("shop", "gone"), controllertest.ServiceNamed("shop", "stays")
+	r := newBudgetRig(t, gone, stays)
+	for _, svc := range []*corev1.Service{gone, stays} {
+		if r.reconcile("initially", client.ObjectKeyFromObject(svc), 0) == nil {
+			t.Fatal("no rules")
+		}
+	}
+	r.ok(r.c.Delete(t.Context(), gone))
+	for _, request := range r.everyService(t.Context(), nil) {
+		rules := r.reconcile("in the new term", request.NamespacedName, 0)
+		if want := request.Name == stays.Name; (rules != nil) != want {
+			t.Errorf("%s has rules: %t", request, !want)
+		}
+	}
+}
+
+// Slices may change as often as their owner likes without changing the rules of a large Service. It is
+// rendered ten times in a row, and then once a second.
+func TestRenderingsInVainArePaced(t *testing.T) {
+	svc := controllertest.ServiceNamed("shop", "cart")
+	r, key := newBudgetRig(t, svc), client.ObjectKeyFromObject(svc)
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: key.Namespace, Name: "cart-1", Labels: map[string]string{discoveryv1.LabelServiceName: key.Name}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(8080))}},
+	}
+	for i := range 600 {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.%d.%d", i/200, 1+i%200)}})
+	}
+	r.ok(r.c.Create(t.Context(), slice))
+	r.reconcile("initially", key, 0)
+	for range maxVain {
+		r.reconcile("after an event that changes nothing", key, 0)
+	}
+	r.reconcile("after one more", key, time.Second)
+	r.clock.Step(time.Second)
+	r.reconcile("a second later", key, 0)
+	r.reconcile("and again", key, time.Second)
+	r.clock.Step(2 * time.Second)
+	r.reconcile("after a silence", key, 0)
+	r.reconcile("and again after a silence", key, 0)
+}
+
+// A large Service asks in time when its turn to get the overrides of a policy comes, however often it
+// was rendered before.
+func TestPacingKeepsTheTurnOfAPolicy(t *testing.T) {
+	m, _ := newTestMemory(t)
+	load, turn := render.Load{Endpoints: 10_000}, 20*time.Millisecond
+	for range 2 * maxVain {
+		m.inVain(cart, load, turn, controllertest.Noon)
+	}
+	if wait := m.waiting(cart, true, controllertest.Noon); wait != turn {
+		t.Errorf("it waits %s, want %s", wait, turn)
+	}
+	m.pause(cart, load, turn, controllertest.Noon)
+	if wait := m.waiting(cart, true, controllertest.Noon); wait != turn {
+		t.Errorf("after one that is too large it waits %s, want %s", wait, turn)
+	}
+}
+
+// While nodeproxy is switched off, nothing is remembered of the Services that tenants create and delete.
+func TestNothingIsRememberedWhileSwitchedOff(t *testing.T) {
+	r := newBudgetRig(t)
+	r.ok(r.c.Delete(t.Context(), &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}))
+	key := types.NamespacedName{Namespace: "attacker", Name: "gone"}
+	r.Memory.note(key, change{slice: controllertest.Noon})
+	r.Memory.notRendered(key, "reason", "message", 1, controllertest.Noon)
+	r.reconcile("switched off", key, 0)
+	if len(r.Memory.services) != 0 || len(r.Memory.Unrendered()) != 0 {
+		t.Errorf("%d Services are remembered, %d unrendered", len(r.Memory.services), len(r.Memory.Unrendered()))
+	}
+	// Switched on again, existing Services are not new: agents may retain their rules.
+	svc := controllertest.ServiceNamed("shop", "cart")
+	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "10.96.0.8", []string{"10.96.0.8"}
+	svc.Spec.Ports = []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}
+	r.ok(r.c.Create(t.Context(), svc))
+	r.ok(r.c.Create(t.Context(), &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}))
+	r.Memory.pace.Of("shop", controllertest.Noon).Next = controllertest.Noon.Add(time.Minute)
+	if r.reconcile("switched on again", client.ObjectKeyFromObject(svc), 0) == nil {
+		t.Error("an existing Service waits for its namespace's bytes as if it were new")
 	}
 }

@@ -65,14 +65,24 @@ func serviceOfRules(_ context.Context, o client.Object) []reconcile.Request {
 	return requests(objects.ServiceOfRules(o))
 }
 
+// everyService returns every Service and everything that has rules: their Service may have been
+// deleted while nothing was reconciled.
 func (r *Reconciler) everyService(ctx context.Context, _ client.Object) []reconcile.Request {
-	return requests(r.list(ctx, "all")...)
+	all := sets.New(r.list(ctx, "all")...)
+	var rules v1alpha1.ServiceProxyRulesList
+	if err := r.Client.List(ctx, &rules); err != nil {
+		log.FromContext(ctx).Error(err, "The ServiceProxyRules could not be listed")
+	}
+	for i := range rules.Items {
+		all.Insert(objects.ServiceOfRules(&rules.Items[i]))
+	}
+	return requests(all.UnsortedList()...)
 }
 
-// keptServices returns the Services that keep their overrides, to decide again when that may have
+// retainingServices returns the Services that retain their overrides, to decide again when that may have
 // changed.
-func (r *Reconciler) keptServices(context.Context, client.Object) []reconcile.Request {
-	return requests(r.Overrides.Keeping()...)
+func (r *Reconciler) retainingServices(context.Context, client.Object) []reconcile.Request {
+	return requests(r.Overrides.Retaining()...)
 }
 
 // servicesWithin returns the Services that name an address in a ServiceCIDR.
@@ -92,34 +102,19 @@ func (r *Reconciler) servicesWithin(ctx context.Context, o client.Object) []reco
 	return out
 }
 
-// versions of an object that an event is about: one if it was created or deleted, two if it was
-// updated.
-type versions []client.Object
-
-// handle enqueues the requests that changed returns for an event. It skips the initial list of
-// objects, because every Service is enqueued then.
-func handle(changed func(context.Context, versions) []reconcile.Request) handler.Funcs {
-	enqueue := func(ctx context.Context, q watches.Queue, v ...client.Object) {
+// handle enqueues the requests that changed returns for an event, but not for the initial list:
+// every Service is enqueued then.
+func handle(changed func(context.Context, []client.Object) []reconcile.Request) handler.Funcs {
+	return watches.Versions(func(ctx context.Context, q watches.Queue, v []client.Object) {
 		for _, request := range changed(ctx, v) {
 			q.Add(request)
 		}
-	}
-	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, q watches.Queue) {
-			if !e.IsInInitialList {
-				enqueue(ctx, q, e.Object)
-			}
-		},
-		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q watches.Queue) {
-			enqueue(ctx, q, e.ObjectOld, e.ObjectNew)
-		},
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q watches.Queue) { enqueue(ctx, q, e.Object) },
-	}
+	})
 }
 
 // addressEvents enqueues the Services that name an address which an object gets or loses.
 func (r *Reconciler) addressEvents(of func(client.Object) sets.Set[netip.Addr]) handler.EventHandler {
-	return handle(func(ctx context.Context, v versions) (out []reconcile.Request) {
+	return handle(func(ctx context.Context, v []client.Object) (out []reconcile.Request) {
 		differing := sets.Set[netip.Addr]{}
 		for _, version := range v {
 			differing = differing.SymmetricDifference(of(version))
@@ -147,7 +142,7 @@ func addressesNamed(o client.Object) sets.Set[netip.Addr] {
 // policyEvents enqueues the Services that a policy selects or selected, and those whose rules name
 // it.
 func (r *Reconciler) policyEvents() handler.EventHandler {
-	events := handle(func(ctx context.Context, v versions) []reconcile.Request {
+	events := handle(func(ctx context.Context, v []client.Object) []reconcile.Request {
 		old, current := v[0], v[len(v)-1]
 		if len(v) > 1 && old.GetGeneration() == current.GetGeneration() && old.GetUID() == current.GetUID() {
 			return nil
@@ -164,7 +159,7 @@ func (r *Reconciler) policyEvents() handler.EventHandler {
 }
 
 // selected returns the Services that a version of a policy selects, and those whose rules name it.
-func (r *Reconciler) selected(ctx context.Context, v versions) []reconcile.Request {
+func (r *Reconciler) selected(ctx context.Context, v []client.Object) []reconcile.Request {
 	var (
 		namespaces corev1.NamespaceList
 		services   corev1.ServiceList
@@ -199,7 +194,7 @@ func (r *Reconciler) selected(ctx context.Context, v versions) []reconcile.Reque
 // namespaceEvents enqueues the Services of a Namespace that is created or whose labels change, if
 // there are policies.
 func (r *Reconciler) namespaceEvents() handler.EventHandler {
-	events := handle(func(ctx context.Context, v versions) []reconcile.Request {
+	events := handle(func(ctx context.Context, v []client.Object) []reconcile.Request {
 		if len(v) > 1 && maps.Equal(v[0].GetLabels(), v[1].GetLabels()) {
 			return nil
 		}

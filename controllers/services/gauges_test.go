@@ -16,16 +16,13 @@ import (
 // lease is lost, and the next term begins with what is known.
 func TestGaugesGoWithTheLease(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	m, err := metrics.New(registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := metrics.New(registry)
 	memory := NewMemory(m, func() {})
 	service := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: name} }
-	rejectService := func(name string) { memory.reject(service(name), "too large", "too large", 1, time.Unix(0, 0)) }
-	expect := func(when string, rejected float64, series int, leading float64) {
+	rejectService := func(name string) { memory.notRendered(service(name), "too large", "too large", 1, time.Unix(0, 0)) }
+	expect := func(when string, unrendered float64, series int, leading float64) {
 		t.Helper()
-		for name, want := range map[string]float64{"unrendered_services": rejected, "leading": leading} {
+		for name, want := range map[string]float64{"unrendered_services": unrendered, "leading": leading} {
 			if got := controllertest.Gauges(t, registry, name); len(got) != 1 || got[0] != want {
 				t.Errorf("%s: %s is %v, want %v", when, name, got, want)
 			}

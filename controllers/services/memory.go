@@ -30,13 +30,14 @@ const (
 // Services, so it is bounded by them. Nothing in it is needed for correct results.
 type Memory struct {
 	metrics *metrics.Metrics
-	changed func() // called, without the lock, when rejected or delayed Services change
+	changed func() // called, without the lock, when unrendered or delayed Services change
 
-	mu       sync.Mutex
-	services map[types.NamespacedName]*state // guarded by mu
-	pace     *pacing.Buckets                 // guarded by mu
-	rejected int                             // guarded by mu
-	term     int                             // guarded by mu
+	mu         sync.Mutex
+	services   map[types.NamespacedName]*state // guarded by mu
+	pace       *pacing.Buckets                 // guarded by mu
+	unrendered int                             // guarded by mu
+	term       int                             // guarded by mu
+	leading    bool                            // guarded by mu
 	// older are the Services that existed when the term began, and still do. Nil: not known yet;
 	// guarded by mu.
 	older map[types.NamespacedName]struct{}
@@ -44,7 +45,7 @@ type Memory struct {
 
 // state is what is remembered of one Service.
 type state struct {
-	settled   bool              // whether it is rejected is known, or it waits for its namespace's bytes
+	settled   bool              // whether it is unrendered is known, or it waits for its namespace's bytes
 	stored    bool              // it has had rules in this term, which were not released since
 	ended     bool              // its rules were released in this term, and it has not had any since
 	delayed   bool              // it has none yet, because its namespace has used up its bytes
@@ -52,10 +53,12 @@ type state struct {
 	lastWrite time.Time         // last write of the rules
 	lastBytes int               // their size
 	until     time.Time         // before then nothing would be written
+	vain      int               // renderings since the last write, or since a longer silence
+	lastVain  time.Time         // the last of them
 	itself    time.Time         // last write because the Service itself had changed
 	change    change            // since the rules were up to date
 	problems  map[string]string // text of the last event, by reason
-	rejection *rejection        // nil unless rejected
+	failure   *failure          // nil unless unrendered
 }
 
 // change is what is known about why rules are not up to date.
@@ -66,7 +69,7 @@ type change struct {
 	addresses, policies bool
 }
 
-// NewMemory returns an empty Memory; it calls changed when rejected or delayed Services change.
+// NewMemory returns an empty Memory; it calls changed when unrendered or delayed Services change.
 func NewMemory(m *metrics.Metrics, changed func()) *Memory {
 	return &Memory{
 		metrics: m, changed: changed, services: map[types.NamespacedName]*state{},
@@ -93,6 +96,14 @@ func (m *Memory) forget(key types.NamespacedName) {
 	delete(m.older, key)
 }
 
+// switchedOff drops a Service while nothing is rendered. What follows begins anew, as a term does.
+func (m *Memory) switchedOff(key types.NamespacedName) {
+	m.forget(key)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.older = nil
+}
+
 // end drops a Service that is not eligible, except for whether it has rules, and for changes that no
 // tenant has caused: it may become eligible before its rules are released.
 func (m *Memory) end(key types.NamespacedName) {
@@ -113,18 +124,25 @@ func (m *Memory) released(key types.NamespacedName) {
 	}
 }
 
-// NewTerm forgets what may have changed while another controller led. Rejections of the former term
+// NewTerm forgets what may have changed while another controller led. Failures of the former term
 // count until their Services are reconciled.
 func (m *Memory) NewTerm() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.term++
-	m.older = nil
+	m.leading, m.older = true, nil
 	for key, s := range m.services {
 		m.giveBack(key, s)
-		s.settled, s.stored, s.ended = false, false, false
+		s.settled, s.stored, s.ended, s.change = false, false, false, change{}
 	}
-	m.metrics.ShowRejected(m.rejected)
+	m.metrics.ShowUnrendered(m.unrendered)
+}
+
+// EndTerm stops noting changes. The next term renders all Services.
+func (m *Memory) EndTerm() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leading = false
 }
 
 // begun reports whether it is known which Services are older than the term.
@@ -134,7 +152,8 @@ func (m *Memory) begun() bool {
 	return m.older != nil
 }
 
-// begin records which Services are older than the term, unless that is known.
+// begin records which Services are older than the term, unless that is known, and forgets those that
+// were deleted before it. What has changed of the others before it may not be from a tenant.
 func (m *Memory) begin(services []corev1.Service) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -143,8 +162,22 @@ func (m *Memory) begin(services []corev1.Service) {
 	}
 	m.older = make(map[types.NamespacedName]struct{}, len(services))
 	for i := range services {
-		m.older[client.ObjectKeyFromObject(&services[i])] = struct{}{}
+		key := client.ObjectKeyFromObject(&services[i])
+		m.older[key] = struct{}{}
+		s := m.of(key)
+		s.change.addresses, s.change.policies = true, true
 	}
+	for key, s := range m.services {
+		if _, exists := m.older[key]; exists {
+			continue
+		}
+		m.giveBack(key, s)
+		if s.failure != nil {
+			m.unrendered--
+		}
+		delete(m.services, key)
+	}
+	m.metrics.ShowUnrendered(m.unrendered)
 }
 
 // CurrentTerm identifies the term.
@@ -154,7 +187,7 @@ func (m *Memory) CurrentTerm() int {
 	return m.term
 }
 
-// Settled reports whether it is known in this term if a Service is rejected.
+// Settled reports whether it is known in this term if a Service is unrendered.
 func (m *Memory) Settled(key types.NamespacedName) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -188,8 +221,8 @@ func (m *Memory) EventLost(key types.NamespacedName, reason string) {
 		return
 	}
 	delete(s.problems, reason)
-	if reason == eventServiceRejected && s.rejection != nil {
-		s.rejection.eventLost = true
+	if reason == eventServiceNotRendered && s.failure != nil {
+		s.failure.eventLost = true
 	}
 }
 
@@ -253,15 +286,40 @@ func (m *Memory) giveBack(key types.NamespacedName, s *state) bool {
 	return was
 }
 
-// pause delays the next rendering of a Service that was not written.
-func (m *Memory) pause(key types.NamespacedName, load render.Load, now time.Time) {
+// pause delays the next rendering of a Service that was not written, but not beyond its turn, which is
+// again from now; 0: it has none.
+func (m *Memory) pause(key types.NamespacedName, load render.Load, again time.Duration, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.of(key).until = now.Add(render.Pace(load))
+	m.of(key).pause(render.Pace(load), again, now)
+}
+
+func (s *state) pause(interval, again time.Duration, now time.Time) {
+	if again > 0 {
+		interval = min(interval, again)
+	}
+	s.until = now.Add(interval)
+}
+
+// maxVain is how many renderings in a row may write nothing without a pause.
+const maxVain = 10
+
+// inVain notes that a rendering has written nothing. Further ones in a row are paced as writes are,
+// because they cost as much; few must not delay the next change.
+func (m *Memory) inVain(key types.NamespacedName, load render.Load, again time.Duration, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, interval := m.of(key), render.Pace(load)
+	if now.Sub(s.lastVain) >= 2*interval {
+		s.vain = 0
+	}
+	if s.vain, s.lastVain = s.vain+1, now; s.vain >= maxVain {
+		s.pause(interval, again, now)
+	}
 }
 
 // waiting notes whether a Service has rules, and returns how long it need not be rendered. Without
-// stored rules it does not wait, unless they were rejected, or are new and wait for the namespace.
+// stored rules it does not wait, unless they were unrendered, or are new and wait for the namespace.
 // Stored ones do not wait for it if their change may not be from a tenant.
 func (m *Memory) waiting(key types.NamespacedName, stored bool, now time.Time) time.Duration {
 	m.mu.Lock()
@@ -269,7 +327,7 @@ func (m *Memory) waiting(key types.NamespacedName, stored bool, now time.Time) t
 	s := m.of(key)
 	s.seen(stored)
 	var until time.Time
-	if stored || s.rejection != nil {
+	if stored || s.failure != nil {
 		until = s.until
 	}
 	byTenant := !s.change.addresses && !s.change.policies
@@ -279,10 +337,14 @@ func (m *Memory) waiting(key types.NamespacedName, stored bool, now time.Time) t
 	return max(0, until.Sub(now))
 }
 
-// note records a change of what a Service is rendered from.
+// note records a change of what a Service is rendered from. A standby would never forget the names of
+// Services that tenants create and delete.
 func (m *Memory) note(key types.NamespacedName, c change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if !m.leading {
+		return
+	}
 	known := &m.of(key).change
 	if known.slice.IsZero() || !c.slice.IsZero() && c.slice.Before(known.slice) {
 		known.slice = c.slice
@@ -306,7 +368,7 @@ func (m *Memory) takeChange(key types.NamespacedName) change {
 func (m *Memory) wrote(key types.NamespacedName, bytes int, itself bool, now time.Time) {
 	m.mu.Lock()
 	s := m.of(key)
-	s.lastWrite, s.lastBytes, s.stored, s.ended = now, bytes, true, false
+	s.lastWrite, s.lastBytes, s.stored, s.ended, s.vain = now, bytes, true, false, 0
 	if itself {
 		s.itself = now
 	}

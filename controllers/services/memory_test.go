@@ -2,6 +2,7 @@ package services
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -22,10 +25,7 @@ var cart = types.NamespacedName{Namespace: "shop", Name: "cart"}
 
 func newTestMemory(t *testing.T) (memory *Memory, changes *int) {
 	t.Helper()
-	m, err := metrics.New(prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := metrics.New(prometheus.NewRegistry())
 	changes = new(int)
 	return NewMemory(m, func() { *changes++ }), changes
 }
@@ -82,27 +82,27 @@ func TestServicesThatWaitAreNotRendered(t *testing.T) {
 	if wait := m.waiting(cart, true, controllertest.Noon.Add(2*time.Second)); wait != 6*time.Second {
 		t.Errorf("after a change it waits %s, want 6 s", wait)
 	}
-	m.pause(cart, render.Load{Bytes: 2 << 20}, controllertest.Noon.Add(8*time.Second))
+	m.pause(cart, render.Load{Bytes: 2 << 20}, 0, controllertest.Noon.Add(8*time.Second))
 	if wait := m.waiting(cart, true, controllertest.Noon.Add(8*time.Second)); wait != 16*time.Second {
 		t.Errorf("too large to be written it waits %s, want 16 s", wait)
 	}
 	if wait := m.waiting(cart, false, controllertest.Noon.Add(8*time.Second)); wait != 0 {
 		t.Errorf("what is not stored waits %s", wait)
 	}
-	m.reject(cart, "too large", "too large", 1, controllertest.Noon.Add(8*time.Second))
+	m.notRendered(cart, "too large", "too large", 1, controllertest.Noon.Add(8*time.Second))
 	if wait := m.waiting(cart, false, controllertest.Noon.Add(8*time.Second)); wait != 16*time.Second {
-		t.Errorf("a rejected Service without rules waits %s, want 16 s", wait)
+		t.Errorf("an unrendered Service without rules waits %s, want 16 s", wait)
 	}
 }
 
-func TestRefusalsAreRetriedEverMoreSlowly(t *testing.T) {
+func TestRejectionsAreRetriedEverMoreSlowly(t *testing.T) {
 	m, changes := newTestMemory(t)
 	now := controllertest.Noon
 	for i, want := range []time.Duration{1, 2, 4, 8, 10, 10, 10} {
 		if wait := m.retryIn(cart, 1, now); wait != 0 {
 			t.Fatalf("try %d waits %s although its time has come", i, wait)
 		}
-		report, retry := m.reject(cart, "no", "no", 1, now)
+		report, retry := m.notRendered(cart, "no", "no", 1, now)
 		if retry != want*time.Minute {
 			t.Errorf("try %d is repeated in %s, want %d min", i, retry, want)
 		}
@@ -117,33 +117,33 @@ func TestRefusalsAreRetriedEverMoreSlowly(t *testing.T) {
 	if m.retryIn(cart, 2, now) != 0 {
 		t.Error("other content waits too")
 	}
-	if _, retry := m.reject(cart, "no", "no", 2, now); retry != time.Minute {
+	if _, retry := m.notRendered(cart, "no", "no", 2, now); retry != time.Minute {
 		t.Errorf("other content begins at %s", retry)
 	}
-	if report, _ := m.reject(cart, "still no", "still no", 2, now); !report {
+	if report, _ := m.notRendered(cart, "still no", "still no", 2, now); !report {
 		t.Error("another message is not reported")
 	}
-	if report, _ := m.reject(cart, "still no", "still no, by 2", 2, now); report {
+	if report, _ := m.notRendered(cart, "still no", "still no, by 2", 2, now); report {
 		t.Error("another number is reported")
 	}
 	if *changes != 2 {
 		t.Errorf("%d changes announced, want 2", *changes)
 	}
 	m.accepted(cart)
-	if *changes != 3 || len(m.Rejected()) != 0 {
-		t.Errorf("after acceptance: %d changes, rejected %v", *changes, m.Rejected())
+	if *changes != 3 || len(m.Unrendered()) != 0 {
+		t.Errorf("after acceptance: %d changes, unrendered %v", *changes, m.Unrendered())
 	}
 }
 
-func TestRefusedServicesNewestFirst(t *testing.T) {
+func TestRejectedServicesNewestFirst(t *testing.T) {
 	m, _ := newTestMemory(t)
 	for i, name := range []string{"old", "b", "a"} {
-		m.reject(types.NamespacedName{Namespace: "x", Name: name}, "no", "no", 1, controllertest.Noon.Add(time.Duration(min(i, 1))*time.Second))
+		m.notRendered(types.NamespacedName{Namespace: "x", Name: name}, "no", "no", 1, controllertest.Noon.Add(time.Duration(min(i, 1))*time.Second))
 	}
 	want := []v1alpha1.UnrenderedService{
 		{Namespace: "x", Name: "a", Message: "no"}, {Namespace: "x", Name: "b", Message: "no"}, {Namespace: "x", Name: "old", Message: "no"},
 	}
-	if diff := cmp.Diff(want, m.Rejected()); diff != "" {
+	if diff := cmp.Diff(want, m.Unrendered()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -154,12 +154,12 @@ func TestMemoryIsBoundedByServices(t *testing.T) {
 		key := types.NamespacedName{Namespace: "x", Name: fmt.Sprint(i)}
 		m.newProblems(key, "Bad", "bad")
 		m.wrote(key, 1000, true, controllertest.Noon)
-		m.reject(key, "no", "no", 1, controllertest.Noon)
+		m.notRendered(key, "no", "no", 1, controllertest.Noon)
 		m.forget(key)
 	}
 	m.forget(cart) // never seen
-	if len(m.services) != 0 || m.rejected != 0 {
-		t.Errorf("%d Services remembered, %d rejected", len(m.services), m.rejected)
+	if len(m.services) != 0 || m.unrendered != 0 {
+		t.Errorf("%d Services remembered, %d unrendered", len(m.services), m.unrendered)
 	}
 }
 
@@ -184,15 +184,15 @@ func TestLostEventIsReportedAgain(t *testing.T) {
 	m.EventLost(cart, "Bad") // unknown
 	m.newProblems(cart, "Bad", "a")
 	m.newProblems(cart, "Worse", "a")
-	m.reject(cart, "no", "no", 1, controllertest.Noon)
+	m.notRendered(cart, "no", "no", 1, controllertest.Noon)
 	m.EventLost(cart, "Bad")
-	m.EventLost(cart, eventServiceRejected)
+	m.EventLost(cart, eventServiceNotRendered)
 	for i, want := range []bool{true, false} {
 		if report := m.newProblems(cart, "Bad", "a"); report != want {
 			t.Errorf("problem, time %d: report %v", i, report)
 		}
-		if report, _ := m.reject(cart, "no", "no", 1, controllertest.Noon); report != want {
-			t.Errorf("rejection, time %d: report %v", i, report)
+		if report, _ := m.notRendered(cart, "no", "no", 1, controllertest.Noon); report != want {
+			t.Errorf("failure, time %d: report %v", i, report)
 		}
 		if m.newProblems(cart, "Worse", "a") {
 			t.Errorf("another reason, time %d, is reported again", i)
@@ -210,6 +210,10 @@ func TestProblemText(t *testing.T) {
 	if diff := cmp.Diff(want, problemText(problems)); diff != "" {
 		t.Error(diff)
 	}
+	all := slices.Repeat(problems, render.MaxProblems/len(problems))
+	if got, want := problemText(all), strings.Replace(want, "and 2 more", "and others", 1); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
 	problems[0].Detail = strings.Repeat("ö", 1000)
 	if got := problemText(problems); len(got) > text.MaxEventNote || !utf8.ValidString(got) || !strings.HasSuffix(got, "...") {
 		t.Errorf("%d bytes, valid %v: %s", len(got), utf8.ValidString(got), got)
@@ -217,7 +221,9 @@ func TestProblemText(t *testing.T) {
 }
 
 func TestSliceChangeIsTakenOnceAndKeptUntilWritten(t *testing.T) {
-	m, key := NewMemory(nil, nil), types.NamespacedName{Namespace: "shop", Name: "cart"}
+	m, _ := newTestMemory(t)
+	m.NewTerm()
+	key := types.NamespacedName{Namespace: "shop", Name: "cart"}
 	at := func(seconds int) change { return change{slice: time.Unix(int64(seconds), 0)} }
 	take := func(want change) {
 		t.Helper()
@@ -239,4 +245,32 @@ func TestSliceChangeIsTakenOnceAndKeptUntilWritten(t *testing.T) {
 	m.note(key, at(10))
 	m.note(key, change{addresses: true})
 	take(change{slice: at(10).slice, addresses: true, policies: true})
+}
+
+// A standby remembers none of the Services that tenants create and delete, however many.
+func TestStandbyRemembersNoServices(t *testing.T) {
+	m, _ := newTestMemory(t)
+	events := func() {
+		for i := range 100 {
+			m.note(service("attacker", i), change{slice: controllertest.Noon})
+		}
+	}
+	events()
+	if len(m.services) != 0 {
+		t.Errorf("before its first term it remembers %d Services", len(m.services))
+	}
+	m.NewTerm()
+	events()
+	kept := service("attacker", 7)
+	m.notRendered(service("attacker", 8), "reason", "message", 1, controllertest.Noon)
+	m.EndTerm()
+	m.note(service("other", 1), change{policies: true})
+	m.NewTerm()
+	m.begin([]corev1.Service{{ObjectMeta: metav1.ObjectMeta{Namespace: kept.Namespace, Name: kept.Name}}})
+	if len(m.services) != 1 || len(m.Unrendered()) != 0 || m.unrendered != 0 {
+		t.Errorf("the next term begins with %d Services, %d unrendered, want the existing one", len(m.services), m.unrendered)
+	}
+	if got, want := m.takeChange(kept), (change{addresses: true, policies: true}); got != want {
+		t.Errorf("the next term begins with %+v, want %+v: whatever came is of a former term, and not known", got, want)
+	}
 }

@@ -225,11 +225,11 @@ func TestDelayedServicesAreAnnounced(t *testing.T) {
 	m.NewTerm()
 	m.pace.Of("shop", controllertest.Noon).Next = controllertest.Noon.Add(time.Minute)
 	for name, end := range map[string]func(){
-		"written":  func() { m.wrote(cart, 1000, true, controllertest.Noon) },
-		"accepted": func() { m.accepted(cart) },
-		"ended":    func() { m.end(cart) },
-		"gone":     func() { m.forget(cart) },
-		"rejected": func() { m.reject(cart, "no", "no", 1, controllertest.Noon) },
+		"written":    func() { m.wrote(cart, 1000, true, controllertest.Noon) },
+		"accepted":   func() { m.accepted(cart) },
+		"ended":      func() { m.end(cart) },
+		"gone":       func() { m.forget(cart) },
+		"unrendered": func() { m.notRendered(cart, "no", "no", 1, controllertest.Noon) },
 	} {
 		*changes = 0
 		for range 2 {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +21,7 @@ const (
 	eventAddressesSkipped     = "AddressesSkipped"
 	eventEndpointsSkipped     = "EndpointsSkipped"
 	eventSourceRangesUnusable = "SourceRangesUnusable"
-	eventServiceRejected      = "ServiceNotRendered"
+	eventServiceNotRendered   = "ServiceNotRendered"
 	actionWrite               = "Write"
 )
 
@@ -50,12 +49,12 @@ func note(before, problems, after string) string {
 	return text.Truncate(before+problems+after, text.MaxEventNote)
 }
 
-func rangeText(problems []string) string {
-	return note("Source ranges that cannot be used: ", strings.Join(problems, "; "), ". Correct spec.loadBalancerSourceRanges")
-}
-
 func problemText(problems []render.Problem) string {
-	return note("Skipped endpoints that cannot be used (all others are programmed): ", text.First(problems, render.Problem.String), "")
+	after := ""
+	if len(problems) == render.MaxProblems { // there may be more
+		problems, after = problems[:3], "; and others"
+	}
+	return note("Skipped endpoints that cannot be used (all others are programmed): ", text.First(problems, render.Problem.String), after)
 }
 
 func skippedText(addresses []v1alpha1.SkippedAddress) string {
@@ -64,52 +63,52 @@ func skippedText(addresses []v1alpha1.SkippedAddress) string {
 		". Remove them from spec.externalIPs, or have the load balancer controller assign others")
 }
 
-// accept notes that a Service is not rejected (any more).
+// accept notes that a Service is rendered.
 func (r *Reconciler) accept(ctx context.Context, svc *corev1.Service) {
 	r.Memory.accepted(client.ObjectKeyFromObject(svc))
-	r.Events.Warn(ctx, svc, eventServiceRejected, actionWrite, "")
+	r.Events.Warn(ctx, svc, eventServiceNotRendered, actionWrite, "")
 }
 
-// reject notes and reports that a Service's rules cannot be written; the stored ones remain. It
+// notRendered notes and reports that a Service's rules cannot be written; the stored ones remain. It
 // returns when to retry.
-func (r *Reconciler) reject(ctx context.Context, svc *corev1.Service, reason, message string, fingerprint uint64) time.Duration {
+func (r *Reconciler) notRendered(ctx context.Context, svc *corev1.Service, reason, message string, fingerprint uint64) time.Duration {
 	key := client.ObjectKeyFromObject(svc)
-	isNew, retry := r.Memory.reject(key, reason, message, fingerprint, r.Clock.Now())
-	if isNew && !r.Events.Warn(ctx, svc, eventServiceRejected, actionWrite,
-		"Its rules cannot be stored, so nodes keep its former rules and miss changes: "+message) {
-		r.Memory.EventLost(key, eventServiceRejected)
+	isNew, retry := r.Memory.notRendered(key, reason, message, fingerprint, r.Clock.Now())
+	if isNew && !r.Events.Warn(ctx, svc, eventServiceNotRendered, actionWrite,
+		"Its rules cannot be stored, so nodes retain its previous rules and miss changes: "+message) {
+		r.Memory.EventLost(key, eventServiceNotRendered)
 	}
 	return retry
 }
 
-// Pauses between attempts to write what was rejected.
+// Pauses between attempts to write what could not be stored.
 const (
 	firstRetry = time.Minute
 	maxRetry   = 10 * time.Minute
 )
 
-// rejection describes a Service that cannot be rendered or stored.
-type rejection struct {
+// failure describes a Service that cannot be rendered or stored.
+type failure struct {
 	reason      string // the message without changing numbers
 	message     string
-	fingerprint uint64 // of the rejected content
+	fingerprint uint64 // of what could not be stored
 	since       time.Time
 	attempts    int
 	retryAt     time.Time
 	eventLost   bool // the event about it was lost
 }
 
-// accepted notes that a Service is not rejected, and does not wait to be written.
+// accepted notes that a Service is rendered, and does not wait to be written.
 func (m *Memory) accepted(key types.NamespacedName) {
 	m.mu.Lock()
 	s := m.of(key)
 	s.settled = true
 	was := m.giveBack(key, s)
-	if s.rejection != nil {
+	if s.failure != nil {
 		was = true
-		s.rejection = nil
-		m.rejected--
-		m.metrics.ShowRejected(m.rejected)
+		s.failure = nil
+		m.unrendered--
+		m.metrics.ShowUnrendered(m.unrendered)
 	}
 	m.mu.Unlock()
 	if was {
@@ -117,20 +116,20 @@ func (m *Memory) accepted(key types.NamespacedName) {
 	}
 }
 
-// reject notes that the content with this fingerprint was rejected. It returns whether to report
-// that, once for each reason, and when to retry.
-func (m *Memory) reject(key types.NamespacedName, reason, message string, fingerprint uint64, now time.Time) (report bool, retry time.Duration) {
+// notRendered notes that the content with this fingerprint could not be stored. It returns whether to
+// report that, once for each reason, and when to retry.
+func (m *Memory) notRendered(key types.NamespacedName, reason, message string, fingerprint uint64, now time.Time) (report bool, retry time.Duration) {
 	m.mu.Lock()
 	s := m.of(key)
 	s.settled = true
 	delayed := m.giveBack(key, s)
-	report = s.rejection == nil || s.rejection.reason != reason || s.rejection.eventLost
-	if s.rejection == nil {
-		s.rejection = &rejection{since: now}
-		m.rejected++
-		m.metrics.ShowRejected(m.rejected)
+	report = s.failure == nil || s.failure.reason != reason || s.failure.eventLost
+	if s.failure == nil {
+		s.failure = &failure{since: now}
+		m.unrendered++
+		m.metrics.ShowUnrendered(m.unrendered)
 	}
-	r := s.rejection
+	r := s.failure
 	if r.fingerprint != fingerprint {
 		r.attempts = 0
 	}
@@ -150,29 +149,29 @@ func (m *Memory) retryIn(key types.NamespacedName, fingerprint uint64, now time.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.services[key]
-	if s == nil || s.rejection == nil || s.rejection.fingerprint != fingerprint {
+	if s == nil || s.failure == nil || s.failure.fingerprint != fingerprint {
 		return 0
 	}
-	return max(0, s.rejection.retryAt.Sub(now))
+	return max(0, s.failure.retryAt.Sub(now))
 }
 
-// Rejected returns the rejected Services, newest first.
-func (m *Memory) Rejected() []v1alpha1.UnrenderedService {
+// Unrendered returns the unrendered Services, newest first.
+func (m *Memory) Unrendered() []v1alpha1.UnrenderedService {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var keys []types.NamespacedName
 	for key, s := range m.services {
-		if s.rejection != nil {
+		if s.failure != nil {
 			keys = append(keys, key)
 		}
 	}
 	slices.SortFunc(keys, func(a, b types.NamespacedName) int {
-		newest := m.services[b].rejection.since.Compare(m.services[a].rejection.since)
+		newest := m.services[b].failure.since.Compare(m.services[a].failure.since)
 		return cmp.Or(newest, cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	out := make([]v1alpha1.UnrenderedService, len(keys))
 	for i, key := range keys {
-		out[i] = v1alpha1.UnrenderedService{Namespace: key.Namespace, Name: key.Name, Message: m.services[key].rejection.message}
+		out[i] = v1alpha1.UnrenderedService{Namespace: key.Namespace, Name: key.Name, Message: m.services[key].failure.message}
 	}
 	return out
 }

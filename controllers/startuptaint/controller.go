@@ -1,6 +1,7 @@
 package startuptaint
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -76,10 +78,7 @@ func startupTaintConcerned() predicate.Predicate {
 
 // reportChanged passes changes that may make a node ready.
 func reportChanged() predicate.Predicate {
-	changed := watches.Updated(func(before, after *v1alpha1.NodeProxyRules) bool {
-		return !equality.Semantic.DeepEqual(before.Status.Conditions, after.Status.Conditions) ||
-			!equality.Semantic.DeepEqual(before.Status.Agent, after.Status.Agent)
-	})
+	changed := watches.Changed(func(r *v1alpha1.NodeProxyRules) []any { return []any{r.Status.Conditions, r.Status.Agent} })
 	changed.DeleteFunc = func(event.DeleteEvent) bool { return false }
 	return changed
 }
@@ -87,8 +86,7 @@ func reportChanged() predicate.Predicate {
 // taintedNode returns the Node of rules if it has the taint.
 func (r *Reconciler) taintedNode(ctx context.Context, rules client.Object) []reconcile.Request {
 	key := client.ObjectKey{Name: rules.GetName()}
-	node := &corev1.Node{}
-	if found, err := objects.Get(ctx, r.Client, key, node); err != nil || !found || !hasStartupTaint(node) {
+	if node, err := objects.Find[corev1.Node](ctx, r.Client, key); err != nil || node == nil || !hasStartupTaint(node) {
 		return nil // an error means that the cache has stopped
 	}
 	return []reconcile.Request{{NamespacedName: key}}
@@ -112,7 +110,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil || known && !(reported && servesPods(rules)) {
 		return ctrl.Result{}, err // a report will trigger this again
 	}
-	lease, err := r.lease(ctx, req.Name)
+	lease, err := objects.Find[coordinationv1.Lease](ctx, r.Live, client.ObjectKey{Namespace: r.Namespace, Name: v1alpha1.AgentLeaseName(req.Name)})
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -133,7 +131,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // were read at, so that no concurrent change is lost.
 func (r *Reconciler) untaint(ctx context.Context, node *corev1.Node) (ctrl.Result, error) {
 	next := node.DeepCopy()
-	next.Spec.Taints = withoutStartupTaint(node.Spec.Taints)
+	next.Spec.Taints = slices.DeleteFunc(slices.Clone(node.Spec.Taints), isStartupTaint)
 	if err := r.Client.Patch(ctx, next, client.MergeFromWithOptions(node, client.MergeFromWithOptimisticLock{})); err != nil {
 		return retry.IgnoreRace(fmt.Errorf("remove the taint %s from Node %s: %w", v1alpha1.TaintAgentNotReady, node.Name, err))
 	}
@@ -142,16 +140,9 @@ func (r *Reconciler) untaint(ctx context.Context, node *corev1.Node) (ctrl.Resul
 	return ctrl.Result{}, nil
 }
 
-func (r *Reconciler) lease(ctx context.Context, node string) (*coordinationv1.Lease, error) {
-	return objects.Find[coordinationv1.Lease](ctx, r.Live, client.ObjectKey{Namespace: r.Namespace, Name: v1alpha1.AgentLeaseName(node)})
-}
-
-// note records when the Lease, nil if there is none, has been renewed at first sight.
+// note records the renewTime that the Lease, nil if there is none, has when its Node is first seen with the taint.
 func (r *Reconciler) note(node *corev1.Node, lease *coordinationv1.Lease) firstSight {
-	first := firstSight{uid: node.UID}
-	if lease != nil && lease.Spec.RenewTime != nil {
-		first.renewed = *lease.Spec.RenewTime
-	}
+	first := firstSight{uid: node.UID, renewed: ptr.Deref(cmp.Or(lease, &coordinationv1.Lease{}).Spec.RenewTime, metav1.MicroTime{})}
 	r.seen.Store(node.Name, first)
 	return first
 }
@@ -163,10 +154,6 @@ func hasStartupTaint(node *corev1.Node) bool {
 
 // isStartupTaint compares the key: users who set the taint choose value and effect.
 func isStartupTaint(t corev1.Taint) bool { return t.Key == v1alpha1.TaintAgentNotReady }
-
-func withoutStartupTaint(taints []corev1.Taint) []corev1.Taint {
-	return slices.DeleteFunc(slices.Clone(taints), isStartupTaint)
-}
 
 // servesPods reports whether, by the last report of a node, pods on it reach Services: the agent
 // has applied or compared its desired rules, or another proxy is active there. The readiness of the

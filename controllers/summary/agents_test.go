@@ -12,7 +12,7 @@ import (
 
 // What is wrong with how the agents are run comes before what follows from it,
 // and after what prevents its repair.
-func TestWithTroubles(t *testing.T) {
+func TestWithProblems(t *testing.T) {
 	condition := func(status metav1.ConditionStatus, reason string) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: "of the nodes"}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -15,7 +16,6 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
@@ -33,7 +33,7 @@ import (
 // statusInterval is the least time between two passes over the whole cluster.
 const statusInterval = time.Second
 
-// Reconciler writes the status of NodeProxy: the inventory, rejected Services, and what the nodes
+// Reconciler writes the status of NodeProxy: the inventory, unrendered Services, and what the nodes
 // report. It runs once at a time; the cache is synced before it starts.
 type Reconciler struct {
 	Client    client.Client // reads come from the cache
@@ -48,19 +48,19 @@ type Reconciler struct {
 
 	lastPass time.Time
 	// unsettled are the Services of which it is not known yet in this term whether they are
-	// rejected. nil before the first term.
+	// unrendered. nil before the first term.
 	unsettled map[types.NamespacedName]bool
 	term      int
 }
 
 // services is what is known about Services between their reconciliations.
 type services interface {
-	// Rejected returns the rejected Services, newest first.
-	Rejected() []v1alpha1.UnrenderedService
+	// Unrendered returns the unrendered Services, newest first.
+	Unrendered() []v1alpha1.UnrenderedService
 	// Delayed returns the Services that have no rules yet because their namespaces have
 	// used up their bytes.
 	Delayed() []types.NamespacedName
-	// Settled reports whether it is known in this term if a Service is rejected.
+	// Settled reports whether it is known in this term if a Service is unrendered.
 	Settled(types.NamespacedName) bool
 	// CurrentTerm identifies the term.
 	CurrentTerm() int
@@ -88,14 +88,9 @@ func (r *Reconciler) Setup(s watches.Setup) error {
 		watches.On(&v1alpha1.NodeProxyRules{}),
 		watches.By(&v1alpha1.NodeProxyRules{}, nodealerts.Handler(s.Leadership, r.Events)),
 		watches.On(&v1alpha1.ServiceProxyRules{}, watches.ComesOrGoes()),
-		watches.On(&corev1.Service{}, eligibilityChanged()),
+		watches.On(&corev1.Service{}, watches.Changed(func(svc *corev1.Service) []any { return []any{render.Eligible(svc)} })),
 		watches.On(&appsv1.DaemonSet{}),
 		watches.On(&corev1.Pod{}))
-}
-
-// eligibilityChanged passes changes that may affect the inventory.
-func eligibilityChanged() predicate.Predicate {
-	return watches.Updated(func(before, after *corev1.Service) bool { return render.Eligible(before) != render.Eligible(after) })
 }
 
 // Reconcile computes the status from the caches and writes it if it differs.
@@ -123,12 +118,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return retry.IgnoreRace(fmt.Errorf("update the status of NodeProxy: %w", err))
 	}
 	r.Metrics.Wrote(metrics.KindSummary, metrics.OpUpdate)
-	r.recordTransition(np, changed)
-	r.recordDetectLocal(np, changed)
+	r.recordTransitions(np, changed)
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// status computes the status. Until rejected Services and lagging nodes are known, it repeats those
+// status computes the status. Until unrendered Services and lagging nodes are known, it repeats those
 // of before the start. next is when it may change with time alone; 0: it cannot.
 func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status *v1alpha1.NodeProxyStatus, next time.Duration, err error) {
 	var rules v1alpha1.NodeProxyRulesList
@@ -139,8 +133,8 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	if err != nil {
 		return nil, 0, err
 	}
-	rejected := r.Services.Rejected()
-	inventory, err := r.inventory(ctx, eligible, rejected)
+	unrendered := r.Services.Unrendered()
+	inventory, err := r.inventory(ctx, eligible, unrendered)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -150,8 +144,8 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 	status.Inventory = inventory
 	complete := r.allSettled(eligible)
 	if complete {
-		status.UnrenderedServices = int32(len(rejected))
-		status.Unrendered = rejected[:min(len(rejected), maxRejectedNamed)]
+		status.UnrenderedServices = int32(len(unrendered))
+		status.Unrendered = unrendered[:min(len(unrendered), maxUnrenderedNamed)]
 	}
 	status.Nodes = countNodes(rules.Items)
 	if lagging, known := r.Liveness.Lagging(); known {
@@ -201,12 +195,12 @@ func (r *Reconciler) eligibleServices(ctx context.Context) (map[types.Namespaced
 }
 
 // inventory names every eligible Service except those without stored rules because they are
-// rejected, or because their namespace has used up its bytes: with these, no agent's list would
+// unrendered, or because their namespace has used up its bytes: with these, no agent's list would
 // agree with the inventory, and agents would not remove rules that others have deleted. It never
 // depends on stored rules alone: rules that have vanished must be in it.
-func (r *Reconciler) inventory(ctx context.Context, eligible map[types.NamespacedName]bool, rejected []v1alpha1.UnrenderedService) (*v1alpha1.Inventory, error) {
+func (r *Reconciler) inventory(ctx context.Context, eligible map[types.NamespacedName]bool, unrendered []v1alpha1.UnrenderedService) (*v1alpha1.Inventory, error) {
 	without := r.Services.Delayed()
-	for _, s := range rejected {
+	for _, s := range unrendered {
 		without = append(without, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
 	}
 	missing := map[types.NamespacedName]bool{}
@@ -227,21 +221,13 @@ func (r *Reconciler) inventory(ctx context.Context, eligible map[types.Namespace
 	return &inventory, nil
 }
 
-// allSettled reports whether every Service that existed when the term began is known to be rejected
+// allSettled reports whether every Service that existed when the term began is known to be unrendered
 // or not, or is gone.
 func (r *Reconciler) allSettled(eligible map[types.NamespacedName]bool) bool {
 	if term := r.Services.CurrentTerm(); r.unsettled == nil || r.term != term {
-		r.term = term
-		r.unsettled = make(map[types.NamespacedName]bool, len(eligible))
-		for key := range eligible {
-			r.unsettled[key] = true
-		}
+		r.term, r.unsettled = term, maps.Clone(eligible)
 	}
-	for key := range r.unsettled {
-		if !eligible[key] || r.Services.Settled(key) {
-			delete(r.unsettled, key)
-		}
-	}
+	maps.DeleteFunc(r.unsettled, func(key types.NamespacedName, _ bool) bool { return !eligible[key] || r.Services.Settled(key) })
 	return len(r.unsettled) == 0
 }
 
@@ -268,17 +254,13 @@ func (r *Reconciler) agentsDeployed(ctx context.Context, np *v1alpha1.NodeProxy)
 	return &state.Condition, state.Next, nil
 }
 
-// recordTransition writes an event if the state of a rollout of NodeProxy's own settings changes.
-func (r *Reconciler) recordTransition(before, after *v1alpha1.NodeProxy) {
+// recordTransitions writes an event if the state of a rollout of NodeProxy's own settings changes, and
+// when the warning about detectLocal appears.
+func (r *Reconciler) recordTransitions(before, after *v1alpha1.NodeProxy) {
 	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
 	if what, worth := transitionOfNodeProxy(was.Reason, is.Reason); worth {
-		r.Events.Transition(before, what, fmt.Sprintf("generation %d: %s", after.Generation, cmp.Or(is.Message, "all nodes are programmed")))
+		r.Events.Transition(before, what, fmt.Sprintf("Generation %d: %s", after.Generation, cmp.Or(is.Message, "All nodes are programmed.")))
 	}
-}
-
-// recordDetectLocal writes an event when the warning appears.
-func (r *Reconciler) recordDetectLocal(before, after *v1alpha1.NodeProxy) {
-	was, is := reports.Ready(before.Status.Conditions), reports.Ready(after.Status.Conditions)
 	if is.Message == detectLocalNotSet && was.Message != detectLocalNotSet {
 		r.Events.WarnNodeProxy(before, eventDetectLocalNotSet, actionConfigure, is.Message)
 	}

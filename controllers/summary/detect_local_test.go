@@ -70,9 +70,9 @@ func TestEventIfDetectLocalIsNotSet(t *testing.T) {
 	}
 	events := &recordedWarnings{}
 	r := &Reconciler{Events: events}
-	r.recordDetectLocal(with(""), with(""))
-	r.recordDetectLocal(with(""), with(detectLocalNotSet))
-	r.recordDetectLocal(with(detectLocalNotSet), with(detectLocalNotSet))
+	r.recordTransitions(with(""), with(""))
+	r.recordTransitions(with(""), with(detectLocalNotSet))
+	r.recordTransitions(with(detectLocalNotSet), with(detectLocalNotSet))
 	if want := []string{"DetectLocalNotSet: " + detectLocalNotSet}; !slices.Equal(events.notes, want) {
 		t.Errorf("events %q, want %q", events.notes, want)
 	}

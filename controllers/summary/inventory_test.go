@@ -21,7 +21,7 @@ type knownServices struct {
 
 func (s knownServices) Delayed() []types.NamespacedName { return s.delayed }
 
-// TestInventory: a Service that is delayed or rejected is in the inventory only if it has rules.
+// TestInventory: a Service that is delayed or unrendered is in the inventory only if it has rules.
 func TestInventory(t *testing.T) {
 	scheme, err := objects.NewScheme()
 	if err != nil {
@@ -30,7 +30,7 @@ func TestInventory(t *testing.T) {
 	key := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: name} }
 	eligible := map[types.NamespacedName]bool{}
 	var rules []client.Object
-	for name, stored := range map[string]bool{"vanished": false, "delayed": false, "rejected": false, "delayed-before": true, "rejected-before": true} {
+	for name, stored := range map[string]bool{"vanished": false, "delayed": false, "unrendered": false, "delayed-before": true, "unrendered-before": true} {
 		eligible[key(name)] = true
 		if stored {
 			rules = append(rules, &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: objects.RulesName(key(name))}})
@@ -40,9 +40,9 @@ func TestInventory(t *testing.T) {
 		Client:   fake.NewClientBuilder().WithScheme(scheme).WithObjects(rules...).Build(),
 		Services: knownServices{delayed: []types.NamespacedName{key("delayed"), key("delayed-before")}},
 	}
-	rejected := []v1alpha1.UnrenderedService{{Namespace: "shop", Name: "rejected"}, {Namespace: "shop", Name: "rejected-before"}}
-	got, err := r.inventory(t.Context(), eligible, rejected)
-	if want := render.Inventory([]string{"shop.vanished", "shop.delayed-before", "shop.rejected-before"}); err != nil || *got != want {
+	unrendered := []v1alpha1.UnrenderedService{{Namespace: "shop", Name: "unrendered"}, {Namespace: "shop", Name: "unrendered-before"}}
+	got, err := r.inventory(t.Context(), eligible, unrendered)
+	if want := render.Inventory([]string{"shop.vanished", "shop.delayed-before", "shop.unrendered-before"}); err != nil || *got != want {
 		t.Errorf("%+v (%v), want %+v", got, err, want)
 	}
 }

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// maxRejectedNamed is how many rejected Services the status names.
-	maxRejectedNamed = 10
+	// maxUnrenderedNamed is how many unrendered Services the status names.
+	maxUnrenderedNamed = 10
 
 	eventDetectLocalNotSet = "DetectLocalNotSet"
 	actionConfigure        = "Configure"
@@ -197,7 +197,7 @@ func withRollout(ready metav1.Condition, change reports.Finding) metav1.Conditio
 }
 
 // withDetectLocal returns the condition Ready with a warning if everything is programmed, pods
-// are served and no setting says how their traffic is detected.
+// are served and no setting states how their traffic is detected.
 func withDetectLocal(ready metav1.Condition, np *v1alpha1.NodeProxy, rules []v1alpha1.NodeProxyRules) metav1.Condition {
 	set := np.Spec.Settings != nil && np.Spec.Settings.DetectLocal != nil
 	if ready.Status == metav1.ConditionTrue && !set && slices.ContainsFunc(rules, servesUndetectedPods) {

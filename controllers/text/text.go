@@ -33,12 +33,17 @@ func Truncate(s string, bytes int) string {
 // Sentence ends a text, which may quote another program, with one full stop.
 func Sentence(s string) string { return strings.TrimSuffix(s, ".") + "." }
 
-// FirstNames lists names, and counts those beyond the first few.
-func FirstNames(names []string, most int) string {
-	if more := len(names) - most; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+// Some lists the first few of many, and counts the others.
+func Some[T any](all []T, most int) string {
+	var texts []string
+	for _, one := range all[:min(len(all), most)] {
+		texts = append(texts, fmt.Sprint(one))
 	}
-	return strings.Join(names, ", ")
+	text := strings.Join(texts, ", ")
+	if more := len(all) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // Count counts something, as in "1 Service" or "2 Services".

@@ -39,36 +39,26 @@ func newPersistent(lw toolscache.ListerWatcher, clk clock.Clock) *persistent {
 }
 
 // ListWithContext implements toolscache.ListerWithContext.
-func (p *persistent) ListWithContext(ctx context.Context, options metav1.ListOptions) (list runtime.Object, err error) {
-	err = p.try(ctx, func() error {
-		list, err = p.inner.ListWithContext(ctx, options)
-		return err
-	})
-	return list, err
+func (p *persistent) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	return try(ctx, p.clock, func() (runtime.Object, error) { return p.inner.ListWithContext(ctx, options) })
 }
 
 // WatchWithContext implements toolscache.WatcherWithContext.
-func (p *persistent) WatchWithContext(ctx context.Context, options metav1.ListOptions) (w watch.Interface, err error) {
-	err = p.try(ctx, func() error {
-		w, err = p.inner.WatchWithContext(ctx, options)
-		return err
-	})
-	return w, err
+func (p *persistent) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	return try(ctx, p.clock, func() (watch.Interface, error) { return p.inner.WatchWithContext(ctx, options) })
 }
 
 // try calls f until the API server has answered, or ctx is done.
-func (p *persistent) try(ctx context.Context, f func() error) error {
+func try[T any](ctx context.Context, clk clock.Clock, f func() (T, error)) (T, error) {
 	for {
-		err := f()
+		out, err := f()
 		if err == nil || answered(err) || ctx.Err() != nil {
-			return err
+			return out, err
 		}
-		timer := p.clock.NewTimer(wait.Jitter(answerPause, 1))
 		select {
 		case <-ctx.Done():
-			timer.Stop()
-			return err
-		case <-timer.C():
+			return out, err
+		case <-clk.After(wait.Jitter(answerPause, 1)):
 		}
 	}
 }

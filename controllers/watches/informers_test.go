@@ -22,11 +22,11 @@ func TestInformersAreBackSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
 		until := begun.Add(10*time.Minute + 300*time.Millisecond)
-		refused := errors.New("dial tcp 192.0.2.1:6443: connect: connection refused")
+		failure := errors.New("dial tcp 192.0.2.1:6443: connect: connection refused")
 		p := newPersistent(&toolscache.ListWatch{
 			ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 				if time.Now().Before(until) {
-					return nil, refused
+					return nil, failure
 				}
 				return &corev1.ServiceList{}, nil
 			},
@@ -47,7 +47,7 @@ func TestInformersAreBackSoon(t *testing.T) {
 		until = time.Now().Add(time.Hour)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := p.ListWithContext(ctx, metav1.ListOptions{}); !errors.Is(err, refused) {
+		if _, err := p.ListWithContext(ctx, metav1.ListOptions{}); !errors.Is(err, failure) {
 			t.Errorf("after its time: %v", err)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -60,9 +61,27 @@ func removalEnded(e event.DeleteEvent) bool {
 	return objects.BeingRemoved(e.Object.(*v1alpha1.NodeProxy))
 }
 
-// Updated passes updates that change something, and all other events.
-func Updated[T client.Object](changed func(before, after T) bool) predicate.Funcs {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return changed(e.ObjectOld.(T), e.ObjectNew.(T)) }}
+// Changed passes updates that change these parts of an object, and all other events.
+func Changed[T client.Object](parts func(T) []any) predicate.Funcs {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		return !equality.Semantic.DeepEqual(parts(e.ObjectOld.(T)), parts(e.ObjectNew.(T)))
+	}}
+}
+
+// Versions returns a handler for the versions of an object that an event is about: one if it was
+// created or deleted, two if it was updated. It skips the initial list of objects.
+func Versions(handle func(ctx context.Context, q Queue, versions []client.Object)) handler.Funcs {
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q Queue) {
+			if !e.IsInInitialList {
+				handle(ctx, q, []client.Object{e.Object})
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q Queue) {
+			handle(ctx, q, []client.Object{e.ObjectOld, e.ObjectNew})
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q Queue) { handle(ctx, q, []client.Object{e.Object}) },
+	}
 }
 
 // ComesOrGoes passes creations and deletions.

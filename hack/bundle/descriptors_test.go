@@ -31,7 +31,7 @@ func TestTitle(t *testing.T) {
 
 func TestFirstSentence(t *testing.T) {
 	for text, want := range map[string]string{
-		"mode says how.\nDefault: none.":           "mode says how.",
+		"mode states how.\nDefault: none.":         "mode states how.",
 		"one\n  sentence over\nlines":              "one sentence over lines",
 		"limits, e.g. 10.0.0.0/8. Source: people.": "limits, e.g. 10.0.0.0/8.",
 		"ends here.": "ends here.",
@@ -97,6 +97,6 @@ properties:
 	}
 	schema.Properties["mode"] = apiextensionsv1.JSONSchemaProps{}
 	if _, err := describe("Thing", "spec", schema); err == nil || err.Error() != "Thing, spec.mode has no description" {
-		t.Errorf("without a description it says %v", err)
+		t.Errorf("without a description it prints %v", err)
 	}
 }

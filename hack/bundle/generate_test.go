@@ -237,7 +237,7 @@ func TestWhatCannotBeInABundleIsNamed(t *testing.T) {
 				}
 			}
 			if _, err := generate(inputOf(t, text)); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("it says %v, want %q", err, c.want)
+				t.Errorf("it prints %v, want %q", err, c.want)
 			}
 		})
 	}
@@ -257,7 +257,7 @@ func TestFlagsAreChecked(t *testing.T) {
 		in := inputOf(t, whole)
 		c.change(&in)
 		if _, err := generate(in); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: it says %v, want %q", name, err, c.want)
+			t.Errorf("%s: it prints %v, want %q", name, err, c.want)
 		}
 	}
 }

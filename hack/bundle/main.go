@@ -1,6 +1,3 @@
-// Command bundle writes the OLM bundle: the directory bundle and bundle.Dockerfile.
-// It reads the objects of config/manifests, built by kustomize, from standard input.
-// make bundle runs it.
 package main
 
 import (

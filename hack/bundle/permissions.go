@@ -22,13 +22,13 @@ type binding struct {
 	RoleRef           rbacv1.RoleRef   `json:"roleRef"`
 }
 
-// rights are the permissions of service accounts: clusterPermissions and permissions of the
+// grants are the permissions of service accounts: clusterPermissions and permissions of the
 // ClusterServiceVersion.
-type rights struct{ cluster, namespace []any }
+type grants struct{ cluster, namespace []any }
 
-// rights follows bindings from roles to service accounts. Roles without a binding are for
+// granted follows bindings from roles to service accounts. Roles without a binding are for
 // users; the bundle has them beside the ClusterServiceVersion.
-func (s *objects) rights() (*rights, error) {
+func (s *objects) granted() (*grants, error) {
 	var errs []error
 	bound := map[roleKey]bool{}
 	cluster, namespace := map[string][]any{}, map[string][]any{}
@@ -68,7 +68,7 @@ func (s *objects) rights() (*rights, error) {
 		}
 		s.beside = append(s.beside, role)
 	}
-	return &rights{cluster: permissions(cluster), namespace: permissions(namespace)}, errors.Join(errs...)
+	return &grants{cluster: permissions(cluster), namespace: permissions(namespace)}, errors.Join(errs...)
 }
 
 // rulesOf returns the rules of a role as written.

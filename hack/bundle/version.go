@@ -31,7 +31,7 @@ func csvName(release string) string { return packageName + ".v" + release }
 func (s *objects) clusterServiceVersion(in input) (map[string]any, error) {
 	out := s.version.DeepCopy()
 	annotations := out.GetAnnotations()
-	rights, err := s.rights()
+	grants, err := s.granted()
 	errs := []error{err}
 	owned, internal, err := s.owned(in.examples)
 	errs = append(errs, err)
@@ -66,7 +66,7 @@ func (s *objects) clusterServiceVersion(in input) (map[string]any, error) {
 		"version": in.release,
 		"icon":    []any{map[string]any{"base64data": base64.StdEncoding.EncodeToString(in.icon), "mediatype": "image/svg+xml"}},
 		"install": map[string]any{"strategy": "deployment", "spec": map[string]any{
-			"deployments": deployments, "clusterPermissions": rights.cluster, "permissions": rights.namespace,
+			"deployments": deployments, "clusterPermissions": grants.cluster, "permissions": grants.namespace,
 		}},
 		"relatedImages": []any{
 			map[string]any{"name": "nodeproxy-agent", "image": in.agentImage},
@@ -90,7 +90,7 @@ func (s *objects) clusterServiceVersion(in input) (map[string]any, error) {
 func (s *objects) install(v version) ([]any, error) {
 	var out []any
 	var errs []error
-	told := false
+	named := false
 	for _, d := range s.deployments {
 		spec, _, err := unstructured.NestedMap(d.Object, "spec")
 		errs = append(errs, err)
@@ -112,7 +112,7 @@ func (s *objects) install(v version) ([]any, error) {
 		for _, entry := range env {
 			variable, _ := entry.(map[string]any)
 			if variable["name"] == agentImageVariable {
-				variable["value"], told = v.agentImage, true
+				variable["value"], named = v.agentImage, true
 			} else if text, _ := variable["name"].(string); strings.HasPrefix(text, "RELATED_IMAGE_") {
 				errs = append(errs, fmt.Errorf("%s: hack/bundle does not know the image for the variable %s", name(d), text))
 			}
@@ -126,7 +126,7 @@ func (s *objects) install(v version) ([]any, error) {
 		}
 		out = append(out, map[string]any{"name": d.GetName(), "label": labels, "spec": spec})
 	}
-	if !told {
+	if !named {
 		errs = append(errs, fmt.Errorf("the controller lacks the variable %s with the agents' image", agentImageVariable))
 	}
 	return out, errors.Join(errs...)

@@ -168,7 +168,7 @@ func TestIncompatibleChangesAreNamed(t *testing.T) {
 		})
 	}
 	if got := compare(crdOf(t, small), nil); len(got) != 1 || !strings.Contains(got[0], "the CRD was removed") {
-		t.Errorf("without the CRD it says %q", got)
+		t.Errorf("without the CRD it prints %q", got)
 	}
 }
 
@@ -197,7 +197,7 @@ func TestCompatibleChangesPass(t *testing.T) {
 		{name: "no rule", old: rule, text: ""},
 		{name: "no alternatives", old: ", anyOf: [{type: integer}, {type: string}]", text: ""},
 		{name: "column", old: "    selectableFields:", text: "    - {name: More, jsonPath: .spec.free, type: integer}\n    selectableFields:"},
-		{name: "conversion that is said", old: "scope: Cluster", text: "scope: Cluster\n  conversion: {strategy: None}"},
+		{name: "explicit conversion", old: "scope: Cluster", text: "scope: Cluster\n  conversion: {strategy: None}"},
 		{name: "stored in a newer version", old: "  - name: v1\n    served: true\n    storage: true", text: "  - {name: v3, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}\n  - name: v1\n    served: true\n    storage: false"},
 		{name: "new field of a map like the others", old: "x-kubernetes-map-type: atomic,", text: "x-kubernetes-map-type: atomic, properties: {one: {type: string}},"},
 		{name: "short name", old: "shortNames: [th]", text: "shortNames: [th, ti]"},
@@ -205,19 +205,19 @@ func TestCompatibleChangesPass(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := compare(crdOf(t, small), crdOf(t, changed(t, c.old, c.text))); len(got) > 0 {
-				t.Errorf("it says\n%s", strings.Join(got, "\n"))
+				t.Errorf("it prints\n%s", strings.Join(got, "\n"))
 			}
 		})
 	}
 	if got := compare(nil, crdOf(t, small)); len(got) > 0 {
-		t.Errorf("of a new CRD it says %q", got)
+		t.Errorf("of a new CRD it prints %q", got)
 	}
 }
 
 func TestDirectories(t *testing.T) {
 	released, now := t.TempDir(), t.TempDir()
 	if _, err := run(released, now); err == nil || !strings.Contains(err.Error(), "has no CRDs") {
-		t.Errorf("of an empty directory it says %v", err)
+		t.Errorf("of an empty directory it prints %v", err)
 	}
 	write := func(directory, name, text string) {
 		t.Helper()
@@ -245,6 +245,6 @@ func TestDirectories(t *testing.T) {
 	check("accepted in vain", "accepted.txt accepts a change that does not exist: "+sentence)
 	write(now, "thing.yaml", "not YAML: [")
 	if _, err := run(released, now); err == nil || !strings.Contains(err.Error(), "thing.yaml") {
-		t.Errorf("of what is no CRD it says %v", err)
+		t.Errorf("of what is no CRD it prints %v", err)
 	}
 }

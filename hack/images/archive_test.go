@@ -55,18 +55,18 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// makeImages prints what is said of pinned packages, after the mark by which
+// makeImages prints what is reported about pinned packages, after the mark by which
 // hack/test.sh finds lines to show. A mirror that has dropped a pinned version is no
 // reason for tests to fail.
 func makeImages(out string, variables ...string) error {
 	cmd := exec.Command("../images.sh")
 	cmd.Env = append(os.Environ(), "OUT="+out, "VERSION="+version, "IMAGE_REGISTRY="+registry, "STALE_PACKAGES=warn", "REFRESH=")
 	cmd.Env = append(cmd.Env, variables...)
-	said, err := cmd.CombinedOutput()
+	printed, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("hack/images.sh: %w\n%s", err, said)
+		return fmt.Errorf("hack/images.sh: %w\n%s", err, printed)
 	}
-	for line := range strings.Lines(string(said)) {
+	for line := range strings.Lines(string(printed)) {
 		if strings.HasPrefix(line, "WARNING: ") || strings.HasPrefix(line, "NOTE: ") {
 			fmt.Print("| " + line)
 		}
@@ -213,7 +213,7 @@ func TestAgentHasWhatItRuns(t *testing.T) {
 			t.Errorf("the licence of %s is not in the image", pkg)
 		}
 		if !slices.Contains(names, "var/lib/dpkg/status.d/"+pkg+" 644") {
-			t.Errorf("the version of %s is not told to scanners", pkg)
+			t.Errorf("the version of %s is not given to scanners", pkg)
 		}
 	}
 }
@@ -275,17 +275,17 @@ func TestAgentRunsFromItsImage(t *testing.T) {
 		"/usr/sbin/ip6tables-restore":        "(nf_tables)",
 	} {
 		if got := runIn(t, root, command, "--version"); !strings.Contains(got, want) {
-			t.Errorf("%s --version says %q, want %s", command, got, want)
+			t.Errorf("%s --version prints %q, want %s", command, got, want)
 		}
 	}
 	if got := runIn(t, root, "/nodeproxy-agent", "--help"); !strings.Contains(got, "nodeproxy-agent cleanup") {
-		t.Errorf("/nodeproxy-agent --help says %q", got)
+		t.Errorf("/nodeproxy-agent --help prints %q", got)
 	}
 	// Extensions are libraries that iptables loads by name.
 	for match, want := range map[string]string{"comment": "--comment", "conntrack": "--ctstate", "set": "--match-set",
 		"recent": "--rcheck", "statistic": "--probability", "addrtype": "--dst-type"} {
 		if got := runIn(t, root, "/usr/sbin/iptables-legacy", "-m", match, "--help"); !strings.Contains(got, want) {
-			t.Errorf("iptables-legacy -m %s --help says %q", match, got)
+			t.Errorf("iptables-legacy -m %s --help prints %q", match, got)
 		}
 	}
 }
@@ -342,12 +342,12 @@ func unpack(t *testing.T, from io.ReadCloser, root string) {
 	defer from.Close()
 	tar := exec.Command("tar", "--extract", "--directory", root)
 	tar.Stdin = from
-	if said, err := tar.CombinedOutput(); err != nil {
-		t.Fatalf("unpack the image: %v\n%s", err, said)
+	if printed, err := tar.CombinedOutput(); err != nil {
+		t.Fatalf("unpack the image: %v\n%s", err, printed)
 	}
 }
 
-// runIn runs a program with the image as its root and returns what it says.
+// runIn runs a program with the image as its root and returns what it prints.
 func runIn(t *testing.T, root, command string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(command, args...)

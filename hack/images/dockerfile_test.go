@@ -11,7 +11,7 @@ import (
 )
 
 // The Dockerfiles are for machines with a container engine. Nothing here builds
-// them; this compares what they say with what hack/images.sh writes.
+// them; this compares what they print with what hack/images.sh writes.
 func TestDockerfilesMakeTheSameImages(t *testing.T) {
 	for _, program := range []string{"nodeproxy-agent", "nodeproxy-controller"} {
 		t.Run(program, func(t *testing.T) {

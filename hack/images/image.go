@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// options say what an image consists of.
+// options describe an image.
 type options struct {
 	name         string // with registry and tag
 	program      string // file that becomes /BASENAME and the entry point

@@ -85,7 +85,7 @@ func TestLibraries(t *testing.T) {
 	}
 }
 
-func TestWriteRefusesNames(t *testing.T) {
+func TestWriteRejectsNames(t *testing.T) {
 	for _, bad := range []string{"nodeproxy.io/agent:v1+build", "nodeproxy.io/agent", "nodeproxy.io/Agent:v1", "nodeproxy.io/agent:feature/x"} {
 		if _, err := write(filepath.Join(t.TempDir(), "a.tar"), bad, nil); err == nil || !strings.Contains(err.Error(), "VERSION") {
 			t.Errorf("%s: %v", bad, err)

@@ -14,8 +14,8 @@ import (
 
 // TestLock runs debian-root.sh with a mirror of made-up packages.
 func TestLock(t *testing.T) {
-	if said, err := exec.Command("../install-packages.sh", "mmdebstrap").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, said)
+	if printed, err := exec.Command("../install-packages.sh", "mmdebstrap").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, printed)
 	}
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
 		t.Skip("installing mmdebstrap needs root")
@@ -23,30 +23,30 @@ func TestLock(t *testing.T) {
 	m := newMirror(t)
 	m.publish(t, "1.0", "as released")
 
-	if said, err := m.build(t); err == nil || !strings.Contains(said, "does not pin iptables") || !strings.Contains(said, "REFRESH=1") {
-		t.Fatalf("without a lock: %v, and it says %s", err, said)
+	if printed, err := m.build(t); err == nil || !strings.Contains(printed, "does not pin iptables") || !strings.Contains(printed, "REFRESH=1") {
+		t.Fatalf("without a lock: %v, and it prints %s", err, printed)
 	}
-	if said, err := m.build(t, "REFRESH=1"); err != nil {
-		t.Fatalf("pinning: %v\n%s", err, said)
+	if printed, err := m.build(t, "REFRESH=1"); err != nil {
+		t.Fatalf("pinning: %v\n%s", err, printed)
 	}
 	pinned := m.lock(t)
-	if said, err := m.build(t); err != nil || m.version(t) != "1.0" || m.notes(t) != "" {
-		t.Errorf("with what is pinned: %v, version %s, notes %q\n%s", err, m.version(t), m.notes(t), said)
+	if printed, err := m.build(t); err != nil || m.version(t) != "1.0" || m.notes(t) != "" {
+		t.Errorf("with what is pinned: %v, version %s, notes %q\n%s", err, m.version(t), m.notes(t), printed)
 	}
 
 	// Both are there.
 	m.publish(t, "1.1", "as released")
-	if said, err := m.build(t); err != nil || m.version(t) != "1.0" || !strings.Contains(m.notes(t), "newer packages") || !strings.Contains(m.notes(t), "iptables 1.1") {
-		t.Errorf("beside a newer version: %v, version %s, notes %q\n%s", err, m.version(t), m.notes(t), said)
+	if printed, err := m.build(t); err != nil || m.version(t) != "1.0" || !strings.Contains(m.notes(t), "newer packages") || !strings.Contains(m.notes(t), "iptables 1.1") {
+		t.Errorf("beside a newer version: %v, version %s, notes %q\n%s", err, m.version(t), m.notes(t), printed)
 	}
 
 	m.withdraw("1.0")
-	said, err := m.build(t)
-	if err == nil || !strings.Contains(said, "no longer has ") || !strings.Contains(said, "iptables 1.0") || !strings.Contains(said, "REFRESH=1") || !strings.Contains(said, "a snapshot of 20") {
-		t.Errorf("the pinned version is gone: %v, and it says %s", err, said)
+	printed, err := m.build(t)
+	if err == nil || !strings.Contains(printed, "no longer has ") || !strings.Contains(printed, "iptables 1.0") || !strings.Contains(printed, "REFRESH=1") || !strings.Contains(printed, "a snapshot of 20") {
+		t.Errorf("the pinned version is gone: %v, and it prints %s", err, printed)
 	}
-	if said, err := m.build(t, "STALE_PACKAGES=warn"); err != nil || m.version(t) != "1.1" || !strings.HasPrefix(m.notes(t), "WARNING: ") {
-		t.Errorf("the pinned version is gone, with STALE_PACKAGES=warn: %v, version %s, notes %q\n%s", err, m.version(t), m.notes(t), said)
+	if printed, err := m.build(t, "STALE_PACKAGES=warn"); err != nil || m.version(t) != "1.1" || !strings.HasPrefix(m.notes(t), "WARNING: ") {
+		t.Errorf("the pinned version is gone, with STALE_PACKAGES=warn: %v, version %s, notes %q\n%s", err, m.version(t), m.notes(t), printed)
 	}
 	if got := m.lock(t); got != pinned {
 		t.Errorf("the lock was changed without REFRESH=1:\n%s", got)
@@ -55,8 +55,8 @@ func TestLock(t *testing.T) {
 	// Another package under the same version.
 	m.publish(t, "1.0", "changed")
 	m.withdraw("1.1")
-	if said, err := m.build(t, "STALE_PACKAGES=warn"); err == nil || !strings.Contains(said, "SHA-256") || !strings.Contains(said, "1.0 from the mirror") {
-		t.Errorf("a package is not the pinned one: %v, and it says %s", err, said)
+	if printed, err := m.build(t, "STALE_PACKAGES=warn"); err == nil || !strings.Contains(printed, "SHA-256") || !strings.Contains(printed, "1.0 from the mirror") {
+		t.Errorf("a package is not the pinned one: %v, and it prints %s", err, printed)
 	}
 }
 
@@ -106,8 +106,8 @@ func (m *mirror) publish(t *testing.T, version, content string) {
 		writeFile(t, filepath.Join(tree, "usr/share/doc", name, "copyright"), content, 0o644)
 		writeFile(t, filepath.Join(tree, "usr/sbin", "made-up-"+name), content, 0o755)
 		file := fmt.Sprintf("%s_%s.deb", name, version)
-		if said, err := exec.Command("dpkg-deb", "--root-owner-group", "--build", tree, filepath.Join(m.directory, file)).CombinedOutput(); err != nil {
-			t.Fatalf("dpkg-deb: %v\n%s", err, said)
+		if printed, err := exec.Command("dpkg-deb", "--root-owner-group", "--build", tree, filepath.Join(m.directory, file)).CombinedOutput(); err != nil {
+			t.Fatalf("dpkg-deb: %v\n%s", err, printed)
 		}
 		built, err := os.ReadFile(filepath.Join(m.directory, file))
 		if err != nil {
@@ -133,8 +133,8 @@ func (m *mirror) build(t *testing.T, variables ...string) (string, error) {
 	cmd := exec.Command(filepath.Join(m.directory, "debian-root.sh"), runtime.GOARCH, m.root())
 	cmd.Env = append(os.Environ(), "REFRESH=", "STALE_PACKAGES=", "DEBIAN_MIRROR=deb [trusted=yes] copy:"+m.directory+" ./")
 	cmd.Env = append(cmd.Env, variables...)
-	said, err := cmd.CombinedOutput()
-	return string(said), err
+	printed, err := cmd.CombinedOutput()
+	return string(printed), err
 }
 
 func (m *mirror) root() string { return filepath.Join(m.directory, "root") }

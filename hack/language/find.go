@@ -34,8 +34,12 @@ func readable(file string) bool {
 	return path.Base(file) == "Makefile" || strings.HasSuffix(file, "Dockerfile")
 }
 
+// systemError is the text of ECONNREFUSED, the only use of its second word.
+const systemError = "connection refused"
+
 // find returns the uses of the phrases in a file, by line.
 func find(file, content string, all []rule) ([]finding, error) {
+	content = strings.ReplaceAll(content, systemError, strings.Repeat("-", len(systemError)))
 	var found []finding
 	if path.Ext(file) != ".go" {
 		found = inText(file, content, 1, all)

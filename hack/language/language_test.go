@@ -18,12 +18,12 @@ func TestFind(t *testing.T) {
 		"a comment over two lines": {
 			file:    "a.go",
 			content: "package a\n\n// F is what tells\n// of a change.\nfunc F() {}\n",
-			want:    []string{"3: tell of"},
+			want:    []string{"3: tell"},
 		},
 		"an indented comment over two lines": {
 			file:    "a.go",
-			content: "package a\n\nfunc f() {\n\t// the sign of\n\t// life\n}\n",
-			want:    []string{"4: sign of life"},
+			content: "package a\n\nfunc f() {\n\t// the last good\n\t// set\n}\n",
+			want:    []string{"4: last good set"},
 		},
 		"a string": {
 			file:    "a.go",
@@ -39,6 +39,11 @@ func TestFind(t *testing.T) {
 			file:    "a.go",
 			content: "package a\n\n// recommended, amend; foretells ofal\nvar amendment, recommend int\n",
 		},
+		"the text of a system error": {
+			file:    "a.go",
+			content: "package a\n\nvar s, t = \"connection refused\", \"refused\"\nvar u = \"refused\"\n",
+			want:    []string{"3: refuse", "4: refuse"},
+		},
 		"an import": {
 			file:    "a.go",
 			content: "package a\n\nimport _ \"example.com/nobody\"\n",
@@ -46,7 +51,7 @@ func TestFind(t *testing.T) {
 		"Markdown": {
 			file:    "a.md",
 			content: "# T\n\n> tells\n> of it\n\nfor\npeople\n",
-			want:    []string{"3: tell of", "6: for people"},
+			want:    []string{"3: tell", "6: for people"},
 		},
 		"separate paragraphs": {
 			file:    "a.md",
@@ -55,7 +60,7 @@ func TestFind(t *testing.T) {
 		"YAML": {
 			file:    "a.yaml",
 			content: "a: 1\n# goes\n# by it\nb: what is wanted\n",
-			want:    []string{"2: go by", "4: is wanted"},
+			want:    []string{"2: go by", "4: wanted"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -127,7 +127,7 @@ func TestGather(t *testing.T) {
 	write(changelog, "CHANGELOG.md")
 	write(bundle, "bundle", "manifests", "nodeproxy.clusterserviceversion.yaml")
 	if _, err := gather(t.Context(), directory, "0.2.0"); err == nil || !strings.Contains(err.Error(), "template.yaml") {
-		t.Errorf("without a catalog it says %v", err)
+		t.Errorf("without a catalog it prints %v", err)
 	}
 	write(catalog, "config", "catalog", "template.yaml")
 	write("install", "docs", "install.md")

@@ -48,12 +48,12 @@ func (s *session) run(ctx context.Context, flags, packages []string) (passed boo
 		r := s.recordOf(f.pkg)
 		switch {
 		case !s.again || f.final:
-			r.fail(f, "failed. It said:")
+			r.fail(f, "failed. It printed:")
 		case f.broken:
 			r.fail(f, "")
 		case failed > s.budget:
 			// A repetition could no longer make the run pass.
-			r.fail(f, fmt.Sprintf("failed, and is not repeated, because more than %d tests failed. It said:", maxRetried))
+			r.fail(f, fmt.Sprintf("failed, and is not repeated, because more than %d tests failed. It printed:", maxRetried))
 		default:
 			if err := s.repeat(ctx, flags, f, r); err != nil {
 				return false, err
@@ -97,11 +97,11 @@ func (s *session) repeat(ctx context.Context, flags []string, f failure, r *reco
 	}
 	switch {
 	case second.failed:
-		r.fail(f, "failed twice. The first time it said:")
+		r.fail(f, "failed twice. The first time it printed:")
 	case slices.ContainsFunc(f.names(), func(name string) bool { return !second.passed[name] }):
-		r.fail(f, "failed, and did not run when it was repeated. It said:")
+		r.fail(f, "failed, and did not run when it was repeated. It printed:")
 	default:
-		r.Retried = append(r.Retried, f.outcomes("failed, then passed. The first time it said:")...)
+		r.Retried = append(r.Retried, f.outcomes("failed, then passed. The first time it printed:")...)
 		for _, name := range f.names() {
 			fmt.Fprintf(s.out, "RETRIED %s %s: failed, then passed\n", short(f.pkg), name)
 		}
@@ -130,14 +130,14 @@ func (r *record) fail(f failure, verdict string) {
 
 func (f failure) outcomes(verdict string) []outcome {
 	if f.broken {
-		return []outcome{{Verdict: "not all of its tests ran. It said:", Said: f.said}}
+		return []outcome{{Verdict: "not all of its tests ran. It printed:", Printed: f.printed}}
 	}
 	var out []outcome
 	for _, test := range f.tests {
-		said := test.said
+		printed := test.printed
 		for _, name := range test.leaves() {
-			out = append(out, outcome{Test: name, Verdict: verdict, Said: said})
-			said = nil // the first failure has the whole output
+			out = append(out, outcome{Test: name, Verdict: verdict, Printed: printed})
+			printed = nil // the first failure has the whole output
 		}
 	}
 	return out

@@ -74,70 +74,70 @@ func TestAgain(t *testing.T) {
 		passed  bool
 		retried []outcome
 		failed  []outcome
-		said    string
+		printed string
 	}{
 		"failed, then passed": {
 			runs: []string{failedOnce, passedThen}, passed: true,
-			retried: []outcome{{"TestSlow", "failed, then passed. The first time it said:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
-			said:    "RETRIED a TestSlow: failed, then passed",
+			retried: []outcome{{"TestSlow", "failed, then passed. The first time it printed:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
+			printed: "RETRIED a TestSlow: failed, then passed",
 		},
 		"failed twice": {
-			runs:   []string{failedOnce, failedOnce},
-			failed: []outcome{{"TestSlow", "failed twice. The first time it said:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
-			said:   "took 3 s, want 2 s",
+			runs:    []string{failedOnce, failedOnce},
+			failed:  []outcome{{"TestSlow", "failed twice. The first time it printed:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
+			printed: "took 3 s, want 2 s",
 		},
 		"repeated, but no test ran": {
-			runs:   []string{failedOnce, `{"Action":"pass","Package":"a","Elapsed":1}`},
-			failed: []outcome{{"TestSlow", "failed, and did not run when it was repeated. It said:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
-			said:   "took 3 s, want 2 s",
+			runs:    []string{failedOnce, `{"Action":"pass","Package":"a","Elapsed":1}`},
+			failed:  []outcome{{"TestSlow", "failed, and did not run when it was repeated. It printed:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
+			printed: "took 3 s, want 2 s",
 		},
 		"a repeated subtest is not there any more": {
 			runs: []string{failedSubtests, passedWithOne},
 			failed: []outcome{
-				{"TestTable/one", "failed, and did not run when it was repeated. It said:", []string{"one:", "a_test.go:7: no", "two:", "a_test.go:8: no"}},
-				{"TestTable/two", "failed, and did not run when it was repeated. It said:", nil},
+				{"TestTable/one", "failed, and did not run when it was repeated. It printed:", []string{"one:", "a_test.go:7: no", "two:", "a_test.go:8: no"}},
+				{"TestTable/two", "failed, and did not run when it was repeated. It printed:", nil},
 			},
-			said: "AGAIN a TestTable/two failed",
+			printed: "AGAIN a TestTable/two failed",
 		},
 		"a repeated test is skipped": {
-			runs:   []string{failedOnce, skippedThen},
-			failed: []outcome{{"TestSlow", "failed, and did not run when it was repeated. It said:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
-			said:   "took 3 s, want 2 s",
+			runs:    []string{failedOnce, skippedThen},
+			failed:  []outcome{{"TestSlow", "failed, and did not run when it was repeated. It printed:", []string{"a_test.go:7: took 3 s, want 2 s"}}},
+			printed: "took 3 s, want 2 s",
 		},
 		"three subtests of one test are three": {
 			runs: []string{failedThree},
 			failed: []outcome{
-				{"TestTable/one", "failed, and is not repeated, because more than 2 tests failed. It said:", nil},
-				{"TestTable/two", "failed, and is not repeated, because more than 2 tests failed. It said:", nil},
-				{"TestTable/three", "failed, and is not repeated, because more than 2 tests failed. It said:", nil},
+				{"TestTable/one", "failed, and is not repeated, because more than 2 tests failed. It printed:", nil},
+				{"TestTable/two", "failed, and is not repeated, because more than 2 tests failed. It printed:", nil},
+				{"TestTable/three", "failed, and is not repeated, because more than 2 tests failed. It printed:", nil},
 			},
-			said: "FAIL  a",
+			printed: "FAIL  a",
 		},
 		"a panic ends the tests beside it": {
 			runs: []string{panicked},
-			failed: []outcome{{"", "not all of its tests ran. It said:",
+			failed: []outcome{{"", "not all of its tests ran. It printed:",
 				[]string{"TestBad:", "panic: at the disco", "TestSlow:", "a_test.go:7: took 3 s, want 2 s"}}},
-			said: "at the disco",
+			printed: "at the disco",
 		},
 		"a data race stays one": {
-			runs:   []string{raced},
-			failed: []outcome{{"TestSlow", "failed. It said:", []string{"WARNING: DATA RACE"}}},
-			said:   "DATA RACE",
+			runs:    []string{raced},
+			failed:  []outcome{{"TestSlow", "failed. It printed:", []string{"WARNING: DATA RACE"}}},
+			printed: "DATA RACE",
 		},
 		"a lost connection stays lost": {
-			runs:   []string{lost},
-			failed: []outcome{{"TestSlow", "failed. It said:", []string{"a_test.go:9: 2 connections failed: lost connections are never retried"}}},
-			said:   "2 connections failed",
+			runs:    []string{lost},
+			failed:  []outcome{{"TestSlow", "failed. It printed:", []string{"a_test.go:9: 2 connections failed: lost connections are never retried"}}},
+			printed: "2 connections failed",
 		},
 		"does not compile": {
-			runs:   []string{notCompiled},
-			failed: []outcome{{"", "not all of its tests ran. It said:", []string{"a.go:1: undefined: x"}}},
-			said:   "undefined: x",
+			runs:    []string{notCompiled},
+			failed:  []outcome{{"", "not all of its tests ran. It printed:", []string{"a.go:1: undefined: x"}}},
+			printed: "undefined: x",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			s := session{out: &out, again: true, budget: maxRetried, goTest: says(c.runs...)}
+			s := session{out: &out, again: true, budget: maxRetried, goTest: prints(c.runs...)}
 			passed, err := s.run(t.Context(), []string{"-p", "1"}, []string{"a"})
 			if err != nil || passed != c.passed {
 				t.Errorf("passed %t, %v; want %t", passed, err, c.passed)
@@ -151,8 +151,8 @@ func TestAgain(t *testing.T) {
 			if got := s.records[0].Failed; !reflect.DeepEqual(got, c.failed) {
 				t.Errorf("failed\n%q\nwant\n%q", got, c.failed)
 			}
-			if !strings.Contains(out.String(), c.said) {
-				t.Errorf("%q is not in the output:\n%s", c.said, out.String())
+			if !strings.Contains(out.String(), c.printed) {
+				t.Errorf("%q is not in the output:\n%s", c.printed, out.String())
 			}
 			if !strings.Contains(out.String(), "FAIL  a") {
 				t.Errorf("the first failure is not in the output:\n%s", out.String())
@@ -161,10 +161,10 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// test/load says that a connection was lost; only the same words keep it from being repeated.
+// test/load prints that a connection was lost; only the same words keep it from being repeated.
 func TestLostConnectionsAreFinal(t *testing.T) {
 	if load.NeverRetried != noSecondChance {
-		t.Errorf("test/load says %q; this program looks for %q", load.NeverRetried, noSecondChance)
+		t.Errorf("test/load prints %q; this program looks for %q", load.NeverRetried, noSecondChance)
 	}
 }
 
@@ -173,7 +173,7 @@ func TestWithoutAgainNothingIsRepeated(t *testing.T) {
 		"without -again":      {budget: maxRetried},
 		"the budget is spent": {again: true, budget: 0},
 	} {
-		s.out, s.goTest = io.Discard, says(failedOnce)
+		s.out, s.goTest = io.Discard, prints(failedOnce)
 		passed, err := s.run(t.Context(), nil, nil)
 		if err != nil || passed || len(s.records[0].Failed) != 1 {
 			t.Errorf("%s: passed %t, %v, %+v", name, passed, err, s.records)
@@ -184,7 +184,7 @@ func TestWithoutAgainNothingIsRepeated(t *testing.T) {
 func TestPackageWithoutATest(t *testing.T) {
 	const empty = `{"Action":"pass","Package":"a","Elapsed":1}`
 	for flags, want := range map[string]bool{"-count 1": false, "-count 1 -run ^TestOther$": true, "-fuzz ^FuzzIt$": true} {
-		s := &session{out: io.Discard, goTest: says(empty)}
+		s := &session{out: io.Discard, goTest: prints(empty)}
 		passed, err := s.run(t.Context(), strings.Fields(flags), nil)
 		if err != nil || passed != want || len(s.records[0].Failed) > 0 == want {
 			t.Errorf("%s: passed %t, %v, %+v", flags, passed, err, s.records)
@@ -240,7 +240,7 @@ func TestFlaky(t *testing.T) {
 	if err != nil || !passed {
 		t.Fatalf("passed %t, %v: %+v", passed, err, s.records)
 	}
-	want := []outcome{{"TestFlaky/not_the/first_time", "failed, then passed. The first time it said:", []string{"not_the/first_time:", "a_test.go:18: the reason"}}}
+	want := []outcome{{"TestFlaky/not_the/first_time", "failed, then passed. The first time it printed:", []string{"not_the/first_time:", "a_test.go:18: the reason"}}}
 	if !reflect.DeepEqual(s.records[0].Retried, want) {
 		t.Errorf("retried %+v, want %+v", s.records[0].Retried, want)
 	}
@@ -283,7 +283,7 @@ func TestPattern(t *testing.T) {
 	}
 }
 
-func TestSilentFailureShowsWhatOthersSaid(t *testing.T) {
+func TestSilentFailureShowsWhatOthersReported(t *testing.T) {
 	out, _, _ := collect(t, `
 {"Action":"output","Package":"a","Test":"TestOther","Output":"    b_test.go:3: given to the wrong test\n"}
 {"Action":"pass","Package":"a","Test":"TestOther"}

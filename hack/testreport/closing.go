@@ -112,7 +112,7 @@ func (c *closing) outcomes(result string, r record, outcomes []outcome) {
 	for _, o := range outcomes {
 		name := strings.TrimSpace(r.Package + " " + o.Test)
 		fmt.Fprintf(c.out, "%s %s: %s\n", result, name, o.Verdict)
-		for _, line := range shorten(o.Said) {
+		for _, line := range shorten(o.Printed) {
 			fmt.Fprintln(c.out, "        "+line)
 		}
 	}

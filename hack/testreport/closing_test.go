@@ -10,7 +10,7 @@ import (
 )
 
 func TestClose(t *testing.T) {
-	retried := []outcome{{"TestSlow", "failed, then passed. The first time it said:", []string{"took 3 s, want 2 s"}}}
+	retried := []outcome{{"TestSlow", "failed, then passed. The first time it printed:", []string{"took 3 s, want 2 s"}}}
 	skipped := []outcome{{Test: "TestRoot", Verdict: "no such module"}}
 	for name, c := range map[string]struct {
 		records records
@@ -25,15 +25,15 @@ func TestClose(t *testing.T) {
 		"nothing ran": {lines: []string{"FAIL no test ran."}},
 		"two retried": {
 			records: records{{Package: "agent", Retried: slices.Repeat(retried, 2)}}, passed: true,
-			lines: []string{"all 10.0 s 0.0 s 0 0 2", "RETRIED agent TestSlow: failed, then passed. The first time it said:", "took 3 s, want 2 s"},
+			lines: []string{"all 10.0 s 0.0 s 0 0 2", "RETRIED agent TestSlow: failed, then passed. The first time it printed:", "took 3 s, want 2 s"},
 		},
 		"three retried": {
 			records: records{{Package: "agent", Retried: slices.Repeat(retried, 2)}, {Package: "api", Retried: retried}},
 			lines:   []string{"FAIL 3 tests passed only when repeated; at most 2 may."},
 		},
 		"failed": {
-			records: records{{Package: "agent", Failed: []outcome{{"TestBad", "failed twice. The first time it said:", []string{"no"}}}}},
-			lines:   []string{"FAIL agent TestBad: failed twice. The first time it said:", "no"},
+			records: records{{Package: "agent", Failed: []outcome{{"TestBad", "failed twice. The first time it printed:", []string{"no"}}}}},
+			lines:   []string{"FAIL agent TestBad: failed twice. The first time it printed:", "no"},
 		},
 		"skipped as listed": {
 			records: records{{Package: "agent", Skipped: skipped}}, skips: skips{"agent TestRoot": "not everywhere"}, passed: true,

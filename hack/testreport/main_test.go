@@ -96,7 +96,7 @@ func TestOutputOfTheGoCommandIsPassedOn(t *testing.T) {
 func collect(t *testing.T, events string) (out string, rs records, ok bool) {
 	t.Helper()
 	var text strings.Builder
-	s := session{out: &text, show: "|", goTest: says(events)}
+	s := session{out: &text, show: "|", goTest: prints(events)}
 	ok, err := s.run(t.Context(), nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -104,8 +104,8 @@ func collect(t *testing.T, events string) (out string, rs records, ok bool) {
 	return text.String(), s.records, ok
 }
 
-// says is a go test that prints each time the next of the given events.
-func says(events ...string) func(context.Context, []string, func(io.Reader) error) error {
+// prints is a go test that prints each time the next of the given events.
+func prints(events ...string) func(context.Context, []string, func(io.Reader) error) error {
 	return func(_ context.Context, _ []string, read func(io.Reader) error) error {
 		now := events[0]
 		events = events[1:]

@@ -30,7 +30,7 @@ type record struct {
 type outcome struct {
 	Test    string // empty: the package as a whole
 	Verdict string
-	Said    []string // the test's own lines
+	Printed []string // the test's own lines
 }
 
 type records []record

@@ -46,12 +46,12 @@ const noSecondChance = "lost connections are never retried"
 type failure struct {
 	pkg   string
 	tests []failedTest // without their subtests
-	// broken means that not all tests have run, for the reason in said: the package does not
+	// broken means that not all tests have run, for the reason in printed: the package does not
 	// compile, a test panicked, or a timeout.
 	broken bool
 	// final means that a second attempt cannot disprove the failure, such as a data race.
-	final bool
-	said  []string
+	final   bool
+	printed []string
 }
 
 // failedTest is a test that failed, with its failed subtests.
@@ -59,8 +59,8 @@ type failedTest struct {
 	name     string
 	subtests []string
 	// own reports whether it printed something itself, beside its subtests.
-	own  bool
-	said []string
+	own     bool
+	printed []string
 }
 
 // progress is the state of a package whose tests still run.
@@ -149,8 +149,8 @@ func (r *report) endTest(e event, p *progress) {
 		p.tests++
 		r.failed = true
 		fmt.Fprint(r.out, strings.Join(output, ""))
-		said := sayings(output)
-		p.failed = append(p.failed, failedTest{name: e.Test, said: said, own: len(said) > 0})
+		printed := printedLines(output)
+		p.failed = append(p.failed, failedTest{name: e.Test, printed: printed, own: len(printed) > 0})
 	default:
 		return // a test that starts, pauses or continues
 	}
@@ -184,21 +184,21 @@ func (r *report) endPackage(e event, p *progress) {
 
 // failPackage prints the rest of the output.
 func (r *report) failPackage(pkg string, p *progress) failure {
-	f := failure{pkg: pkg, tests: join(p.failed), final: p.final, said: sayings(p.build)}
+	f := failure{pkg: pkg, tests: join(p.failed), final: p.final, printed: printedLines(p.build)}
 	// A test without a result was running at a panic or timeout. The package prints FAIL once
 	// it has run all tests.
 	f.broken = len(f.tests) == 0 || !slices.Contains(p.output[""], "FAIL\n") || len(p.output) > 1
 	for _, test := range slices.Sorted(maps.Keys(p.output)) {
 		fmt.Fprint(r.out, strings.Join(p.output[test], ""))
-		f.said = append(f.said, sayings(p.output[test])...)
+		f.printed = append(f.printed, printedLines(p.output[test])...)
 	}
 	if f.broken {
 		for _, test := range f.tests {
-			f.said = append(append([]string{test.name + ":"}, test.said...), f.said...)
+			f.printed = append(append([]string{test.name + ":"}, test.printed...), f.printed...)
 		}
 		return f
 	}
-	silent := slices.ContainsFunc(f.tests, func(t failedTest) bool { return len(t.said) == 0 })
+	silent := slices.ContainsFunc(f.tests, func(t failedTest) bool { return len(t.printed) == 0 })
 	if silent && len(p.others) > 0 {
 		fmt.Fprintf(r.out, "A test failed without output; this is the output of the passed tests:\n%s", strings.Join(p.others, ""))
 	}
@@ -214,17 +214,17 @@ func join(failed []failedTest) []failedTest {
 		}
 	}
 	for i := range out {
-		var said []string
+		var printed []string
 		for _, sub := range failed {
 			if !strings.HasPrefix(sub.name, out[i].name+"/") {
 				continue
 			}
 			out[i].subtests = append(out[i].subtests, sub.name)
 			if sub.own {
-				said = append(append(said, strings.TrimPrefix(sub.name, out[i].name+"/")+":"), sub.said...)
+				printed = append(append(printed, strings.TrimPrefix(sub.name, out[i].name+"/")+":"), sub.printed...)
 			}
 		}
-		out[i].said = append(said, out[i].said...)
+		out[i].printed = append(printed, out[i].printed...)
 	}
 	return out
 }
@@ -259,9 +259,9 @@ func (t failedTest) leaves() []string {
 	})
 }
 
-// sayings returns the lines of a test without those of the test runner.
-func sayings(output []string) []string {
-	var said []string
+// printedLines returns the lines of a test without those of the test runner.
+func printedLines(output []string) []string {
+	var printed []string
 	for line := range strings.Lines(strings.Join(output, "")) {
 		line = strings.TrimRight(line, "\n")
 		bare := strings.TrimSpace(line)
@@ -269,25 +269,25 @@ func sayings(output []string) []string {
 			strings.HasPrefix(bare, "=== ") || strings.HasPrefix(bare, "--- ") {
 			continue
 		}
-		said = append(said, strings.TrimPrefix(line, "    "))
+		printed = append(printed, strings.TrimPrefix(line, "    "))
 	}
-	return said
+	return printed
 }
 
 // reason is the output of a skipped test, in one line.
 func reason(output []string) string {
-	var said []string
-	for _, line := range sayings(output) {
+	var printed []string
+	for _, line := range printedLines(output) {
 		line = strings.TrimSpace(line)
 		if place, text, found := strings.Cut(line, ": "); found && strings.Contains(place, "_test.go:") {
 			line = text
 		}
-		said = append(said, line)
+		printed = append(printed, line)
 	}
-	if len(said) == 0 {
+	if len(printed) == 0 {
 		return "no reason given"
 	}
-	return strings.Join(said, " ")
+	return strings.Join(printed, " ")
 }
 
 // short is a package's path within the repository.

@@ -33,9 +33,9 @@ func TestVulnerabilityThatIsCalled(t *testing.T) {
 	for name, url := range map[string]string{"directory": "file://" + directory, "server": serve(t, directory)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			said, err := vulncheck(t, check{database: url})
-			if !errors.Is(err, errFound) || !strings.Contains(said, number) || !strings.Contains(said, "strings.ToUpper") {
-				t.Errorf("the planted vulnerability is called; vulncheck says %v and prints %s", err, said)
+			printed, err := vulncheck(t, check{database: url})
+			if !errors.Is(err, errFound) || !strings.Contains(printed, number) || !strings.Contains(printed, "strings.ToUpper") {
+				t.Errorf("the planted vulnerability is called; vulncheck returns %v and prints %s", err, printed)
 			}
 		})
 	}
@@ -43,17 +43,17 @@ func TestVulnerabilityThatIsCalled(t *testing.T) {
 
 func TestVulnerabilityThatIsNotCalled(t *testing.T) {
 	t.Parallel()
-	said, err := vulncheck(t, check{database: "file://" + plant(t, "ToLower")})
-	if err != nil || !strings.Contains(said, "affected by 0 vulnerabilities") {
-		t.Errorf("the planted vulnerability is not called; vulncheck says %v and prints %s", err, said)
+	printed, err := vulncheck(t, check{database: "file://" + plant(t, "ToLower")})
+	if err != nil || !strings.Contains(printed, "affected by 0 vulnerabilities") {
+		t.Errorf("the planted vulnerability is not called; vulncheck returns %v and prints %s", err, printed)
 	}
 }
 
 func TestNoVulnerability(t *testing.T) {
 	t.Parallel()
-	said, err := vulncheck(t, check{database: "file://" + plant(t, "")})
-	if err != nil || !strings.Contains(said, "lists no vulnerability") {
-		t.Errorf("the database is empty; vulncheck says %v and prints %s", err, said)
+	printed, err := vulncheck(t, check{database: "file://" + plant(t, "")})
+	if err != nil || !strings.Contains(printed, "lists no vulnerability") {
+		t.Errorf("the database is empty; vulncheck returns %v and prints %s", err, printed)
 	}
 }
 
@@ -68,24 +68,24 @@ func TestDatabaseOutOfReach(t *testing.T) {
 	for name, url := range map[string]string{"gone": gone.URL, "forbidden": forbidden.URL, "silent": silent.URL} {
 		// The tool would be an error.
 		c := check{database: url, tool: []string{"/nonexistent"}, timeout: 100 * time.Millisecond}
-		if said, err := vulncheck(t, c); err != nil || !strings.HasPrefix(said, "NOT RUN: ") || strings.Count(said, "\n") != 1 {
-			t.Errorf("%s: vulncheck says %v and prints %q; want one line that says it did not run", name, err, said)
+		if printed, err := vulncheck(t, c); err != nil || !strings.HasPrefix(printed, "NOT RUN: ") || strings.Count(printed, "\n") != 1 {
+			t.Errorf("%s: vulncheck returns %v and prints %q; want one line that reports that it did not run", name, err, printed)
 		}
 		c.required = true
-		if said, err := vulncheck(t, c); !errors.Is(err, errNotRun) {
-			t.Errorf("%s, required: vulncheck says %v and prints %q", name, err, said)
+		if printed, err := vulncheck(t, c); !errors.Is(err, errNotRun) {
+			t.Errorf("%s, required: vulncheck returns %v and prints %q", name, err, printed)
 		}
 	}
-	if said, err := vulncheck(t, check{database: "file://" + t.TempDir()}); err == nil || said != "" {
-		t.Errorf("a directory without a database: vulncheck says %v and prints %q", err, said)
+	if printed, err := vulncheck(t, check{database: "file://" + t.TempDir()}); err == nil || printed != "" {
+		t.Errorf("a directory without a database: vulncheck returns %v and prints %q", err, printed)
 	}
 }
 
 // build builds govulncheck, unless it is there, once for all tests.
 var build = sync.OnceValue(func() error {
-	said, err := exec.Command("../tool.sh", "govulncheck", "-h").CombinedOutput()
+	printed, err := exec.Command("../tool.sh", "govulncheck", "-h").CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("build govulncheck: %w\n%s", err, said)
+		return fmt.Errorf("build govulncheck: %w\n%s", err, printed)
 	}
 	return nil
 })

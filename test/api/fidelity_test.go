@@ -73,7 +73,7 @@ func TestOneSettingSurvivesTheGoType(t *testing.T) {
 }
 
 // What GitOps tools compare: after kubectl apply of a sample, kubectl diff has
-// nothing to say.
+// nothing to report.
 func TestSamplesApplyWithoutDifference(t *testing.T) {
 	for _, sample := range sampleFiles(t) {
 		t.Run(filepath.Base(sample), func(t *testing.T) {
@@ -99,9 +99,9 @@ func TestFullSampleHasEveryField(t *testing.T) {
 	for _, field := range crd.fields("spec") {
 		switch field.path {
 		case "spec.settings.detectLocal.interface", "spec.settings.detectLocal.interfaceNamePrefix", "spec.settings.nodePorts.cidrs":
-			continue // members of unions that hold another one in the sample
+			continue // fields of unions that have another one in the sample
 		}
-		if field.foreign {
+		if field.ofKubernetes {
 			continue
 		}
 		if _, found, err := unstructured.NestedFieldNoCopy(sample.Object, field.segments()...); err != nil || !found {

@@ -211,7 +211,7 @@ func TestWhatKubectlPrintsOfANewPolicy(t *testing.T) {
 		t.Fatalf("exit code %d\n%s", code, out)
 	}
 	golden(t, "get-new-nodeproxypolicy", withoutAges(out))
-	// By this kstatus tells it from one that is ready.
+	// By this kstatus distinguishes it from one that is ready.
 	if diff := cmp.Diff(map[string]any{"observedGeneration": int64(-1)}, object.Object["status"]); diff != "" {
 		t.Errorf("the status of a policy that the controller has not seen (-want +got):\n%s", diff)
 	}
@@ -279,7 +279,7 @@ func TestSamplesOfPolicies(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.Contains(string(text), "\n# At 3 a.m.: ") {
-			t.Errorf("%s does not say what to look at at 3 a.m.", base)
+			t.Errorf("%s does not state what to look at at 3 a.m.", base)
 		}
 	}
 	out, code := kubectl(t, "apply", "--dry-run=server", "--validate=strict", "-k", samplesDirectory)

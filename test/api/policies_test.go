@@ -27,24 +27,24 @@ func servicePolicy(overrides string) string {
 
 // A selector that is left out by mistake must not select everything.
 func TestSelectorsAreWrittenOut(t *testing.T) {
-	checkKindRefused(t, "NodeProxyPolicy", []refusal{
+	checkKindInvalid(t, "NodeProxyPolicy", []invalidSpec{
 		{"no nodeSelector", `settings: {mode: IPVS}`, []string{"spec.nodeSelector: Required value"}},
 		{"nodeSelector null", "nodeSelector:\nsettings: {mode: IPVS}", []string{"spec.nodeSelector"}},
 		{"no settings", `nodeSelector: {}`, []string{"spec.settings: Required value"}},
 		{"nothing", `{}`, []string{"spec.nodeSelector: Required value", "spec.settings: Required value"}},
 	})
-	checkKindRefused(t, "ServiceProxyPolicy", []refusal{
+	checkKindInvalid(t, "ServiceProxyPolicy", []invalidSpec{
 		{"no namespaceSelector", `{serviceSelector: {}, overrides: {nodePorts: Disabled}}`, []string{"spec.namespaceSelector: Required value"}},
 		{"no serviceSelector", `{namespaceSelector: {}, overrides: {nodePorts: Disabled}}`, []string{"spec.serviceSelector: Required value"}},
 		{"no overrides", `{namespaceSelector: {}, serviceSelector: {}}`, []string{"spec.overrides: Required value"}},
 	})
 }
 
-// selectors are selectors that must be refused, whatever they are for.
-func selectors(field string) []refusal {
+// selectors are selectors that are invalid, whatever they are for.
+func selectors(field string) []invalidSpec {
 	const operators = `supported values: "In", "NotIn", "Exists", "DoesNotExist"`
 	at := "spec." + field + ".matchExpressions[0]"
-	return []refusal{
+	return []invalidSpec{
 		{"unknown operator", `{matchExpressions: [{key: pool, operator: Near}]}`, []string{at + `.operator: Unsupported value: "Near"`, operators}},
 		{"operator in lower case", `{matchExpressions: [{key: pool, operator: in, values: [a]}]}`, []string{at + ".operator", operators}},
 		{"no operator", `{matchExpressions: [{key: pool}]}`, []string{at + ".operator: Required value"}},
@@ -66,7 +66,7 @@ func selectors(field string) []refusal {
 	}
 }
 
-func TestSelectorsRefused(t *testing.T) {
+func TestSelectorsInvalid(t *testing.T) {
 	for field, policy := range map[string]struct{ kind, spec string }{
 		"nodeSelector":      {"NodeProxyPolicy", "{nodeSelector: %s, settings: {mode: IPVS}}"},
 		"namespaceSelector": {"ServiceProxyPolicy", "{namespaceSelector: %s, serviceSelector: {}, overrides: {nodePorts: Disabled}}"},
@@ -77,15 +77,15 @@ func TestSelectorsRefused(t *testing.T) {
 			for i := range cases {
 				cases[i].spec = fmt.Sprintf(policy.spec, cases[i].spec)
 			}
-			checkKindRefused(t, policy.kind, cases)
+			checkKindInvalid(t, policy.kind, cases)
 		})
 	}
 }
 
-func TestPrioritiesRefused(t *testing.T) {
+func TestPrioritiesInvalid(t *testing.T) {
 	for kind, spec := range map[string]string{"NodeProxyPolicy": nodePolicy(""), "ServiceProxyPolicy": servicePolicy("{}")} {
 		t.Run(kind, func(t *testing.T) {
-			checkKindRefused(t, kind, []refusal{
+			checkKindInvalid(t, kind, []invalidSpec{
 				{"a word", spec + "\npriority: high", []string{"spec.priority", "must be of type integer"}},
 				{"a fraction", spec + "\npriority: 1.5", []string{"spec.priority", "must be of type integer"}},
 				{"too large", spec + "\npriority: 2147483648", []string{"spec.priority", "less than or equal to 2147483647"}},
@@ -95,10 +95,10 @@ func TestPrioritiesRefused(t *testing.T) {
 }
 
 // The rules of settings are those of NodeProxy, so one of each kind will do.
-func TestNodeProxyPoliciesRefused(t *testing.T) {
+func TestNodeProxyPoliciesInvalid(t *testing.T) {
 	const maxUnavailable = "rollout.maxUnavailable must be a number of nodes, 1 or more, or 1% to 100%"
 	const deadline = "rollout.progressDeadlineSeconds must be 1 or more"
-	cases := []refusal{
+	cases := []invalidSpec{
 		{"unknown mode", `settings: {mode: Userspace}`, []string{`spec.settings.mode: Unsupported value: "Userspace"`}},
 		{"unknown scheduler", `settings: {ipvs: {scheduler: leastconn}}`, []string{"spec.settings.ipvs.scheduler", "settings.ipvs.scheduler must be a Linux IPVS scheduler: rr, wrr, "}},
 		{"malformed CIDR of pods", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["10.244.0.0"]}}`,
@@ -140,13 +140,13 @@ func TestNodeProxyPoliciesRefused(t *testing.T) {
 	for i := range cases {
 		cases[i].spec = nodePolicy(cases[i].spec)
 	}
-	checkKindRefused(t, "NodeProxyPolicy", cases)
+	checkKindInvalid(t, "NodeProxyPolicy", cases)
 }
 
-func TestServiceProxyPoliciesRefused(t *testing.T) {
+func TestServiceProxyPoliciesInvalid(t *testing.T) {
 	const ranges = "overrides.loadBalancerSourceRanges must contain CIDRs such as 198.51.100.0/24 or 2001:db8::/64"
 	const timeout = "overrides.sessionAffinity.clientIPTimeoutSeconds must be 1 to 86400 (a day)"
-	cases := []refusal{
+	cases := []invalidSpec{
 		{"range without a prefix", `{loadBalancerSourceRanges: ["198.51.100.7"]}`, []string{"spec.overrides.loadBalancerSourceRanges", ranges}},
 		{"range with too long a prefix", `{loadBalancerSourceRanges: ["198.51.100.0/24", "198.51.100.0/33"]}`, []string{ranges}},
 		{"range with blanks", `{loadBalancerSourceRanges: [" 198.51.100.0/24"]}`, []string{ranges}},
@@ -169,7 +169,7 @@ func TestServiceProxyPoliciesRefused(t *testing.T) {
 	for i := range cases {
 		cases[i].spec = servicePolicy(cases[i].spec)
 	}
-	checkKindRefused(t, "ServiceProxyPolicy", cases)
+	checkKindInvalid(t, "ServiceProxyPolicy", cases)
 }
 
 // every is a list of n entries.
@@ -204,7 +204,7 @@ func TestPoliciesAccepted(t *testing.T) {
 			"very many nodes":           nodePolicy(`rollout: {maxUnavailable: 2147483647, progressDeadlineSeconds: 2147483647}`),
 			"paused":                    nodePolicy(`rollout: {paused: true}`),
 			"nothing about the rollout": nodePolicy(`rollout: {}`),
-			// Against NodeProxy's it may not hold; the controller says so.
+			// Against NodeProxy's it may not hold; the controller reports it.
 			"half of what belongs together": nodePolicy(`settings: {sync: {minIntervalMilliseconds: 90000}}`),
 			"the longest lists": nodePolicy(fmt.Sprintf(`settings: {nodePorts: {addressMode: CIDRs, cidrs: %s}, ipvs: {excludeCIDRs: %[2]s}}`,
 				every(32, `"2001:db8:1111:2222:3333:4444:5555:6666/128"`), every(64, `"2001:db8:1111:2222:3333:4444:5555:6666/128"`))),

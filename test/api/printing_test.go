@@ -28,7 +28,7 @@ var update = flag.Bool("update", false, "write the golden files in testdata inst
 // tests.
 var reportedStatuses = filepath.Join("..", "..", "agent", "status", "testdata", "status")
 
-// reported returns a node whose agent has reported what the file says.
+// reported returns a node whose agent has reported what the file contains.
 func reported(t *testing.T, node, file string) *v1alpha1.NodeProxyRules {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(reportedStatuses, file+".json"))
@@ -71,7 +71,8 @@ func TestWhatKubectlPrints(t *testing.T) {
 	for _, title := range []string{"all-well", "service-rejected", "other-proxy", "audit-differs", "objects-retained"} {
 		create(reported(t, title, title))
 	}
-	dead := reported(t, "work-7", "all-well")
+	// Clouds' names are the longest.
+	dead := reported(t, "ip-10-0-12-34.eu-central-1.compute.internal", "all-well")
 	dead.Generation = 1 // as it will be stored
 	renewed := time.Date(2026, 11, 20, 8, 59, 30, 0, time.UTC)
 	condition := liveness.SilentCondition(dead, "nodeproxy-system", renewed)
@@ -89,6 +90,10 @@ func TestWhatKubectlPrints(t *testing.T) {
 				t.Fatalf("kubectl %v: exit code %d\n%s", args, code, out)
 			}
 			golden(t, title, withoutAges(out))
+			header, _, _ := strings.Cut(out, "\n")
+			if title == "get" && len(header) > 120 {
+				t.Errorf("the table is %d characters wide, more than 120:\n%s", len(header), out)
+			}
 		})
 	}
 	for name := range nodes {
@@ -215,12 +220,12 @@ func golden(t *testing.T, title, got string) {
 	if err != nil {
 		t.Fatalf("%v: go test ./test/api -run TestWhatKubectlPrints -update writes it", err)
 	}
-	wanted := string(want)
+	expected := string(want)
 	if os.Getenv(binaries.KubernetesVariable) != "" {
 		// Each kubectl has its own idea of where a word ends.
-		wanted, got = strings.ReplaceAll(wanted, " ", ""), strings.ReplaceAll(got, " ", "")
+		expected, got = strings.ReplaceAll(expected, " ", ""), strings.ReplaceAll(got, " ", "")
 	}
-	if diff := cmp.Diff(wanted, got); diff != "" {
+	if diff := cmp.Diff(expected, got); diff != "" {
 		t.Errorf("%s (-want +got); if it is meant, go test ./test/api -run TestWhatKubectlPrints -update:\n%s", file, diff)
 	}
 }

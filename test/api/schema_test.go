@@ -28,16 +28,16 @@ type field struct {
 	path     string // spec.ports.port: without the brackets of lists
 	schema   apiextensionsv1.JSONSchemaProps
 	required bool
-	// foreign fields are inside a type of Kubernetes, which documents them.
-	foreign bool
+	// ofKubernetes fields are inside a type of Kubernetes, which documents them.
+	ofKubernetes bool
 }
 
 func (f field) segments() []string { return strings.Split(f.path, ".") }
 
 func (f field) number() bool { return f.schema.Type == "integer" || f.schema.Type == "number" }
 
-// foreignTypes are fields whose type belongs to Kubernetes.
-var foreignTypes = []string{"status.conditions", "spec.agent.resources", "spec.agent.tolerations"}
+// kubernetesTypes are fields whose type belongs to Kubernetes.
+var kubernetesTypes = []string{"status.conditions", "spec.agent.resources", "spec.agent.tolerations"}
 
 func readCRDs(t *testing.T) map[string]crd {
 	t.Helper()
@@ -86,10 +86,10 @@ func walk(out *[]field, f field) {
 	slices.Sort(names)
 	for _, name := range names {
 		walk(out, field{
-			path:     f.path + "." + name,
-			schema:   inside.Properties[name],
-			required: slices.Contains(inside.Required, name),
-			foreign:  f.foreign || slices.Contains(foreignTypes, f.path),
+			path:         f.path + "." + name,
+			schema:       inside.Properties[name],
+			required:     slices.Contains(inside.Required, name),
+			ofKubernetes: f.ofKubernetes || slices.Contains(kubernetesTypes, f.path),
 		})
 	}
 }
@@ -107,15 +107,15 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 				t.Errorf("%s: no description", where)
 				continue
 			}
-			if f.foreign || !strings.Contains(f.path, ".") {
+			if f.ofKubernetes || !strings.Contains(f.path, ".") {
 				continue
 			}
 			if !strings.Contains(text, "Source: ") {
-				t.Errorf("%s does not say where the value comes from (Source: …): %s", where, text)
+				t.Errorf("%s does not state where the value comes from (Source: …): %s", where, text)
 			}
 			group := len(f.schema.Properties) > 0 // each field in it has a default
 			if strings.HasPrefix(f.path, "spec.") && !f.required && !group && !defaulted.MatchString(text) {
-				t.Errorf("%s does not say its default: %s", where, text)
+				t.Errorf("%s does not state its default: %s", where, text)
 			}
 			switch {
 			case strings.HasSuffix(f.path, "Milliseconds"):
@@ -123,7 +123,7 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 			case strings.HasSuffix(f.path, "Seconds"):
 				checkWord(t, where, text, "in seconds")
 			case f.number() && !unit.MatchString(text):
-				t.Errorf("%s does not say what is counted: %s", where, text)
+				t.Errorf("%s does not state what is counted: %s", where, text)
 			}
 			for _, value := range f.schema.Enum {
 				checkWord(t, where, text, strings.Trim(string(value.Raw), `"`))
@@ -141,7 +141,7 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 func checkWord(t *testing.T, where, text, word string) {
 	t.Helper()
 	if !strings.Contains(text, word) {
-		t.Errorf("%s does not say %q: %s", where, word, text)
+		t.Errorf("%s does not state %q: %s", where, word, text)
 	}
 }
 
@@ -152,7 +152,7 @@ func TestSchemasHaveNoDefaultsAndRenderedKindsNoRules(t *testing.T) {
 		for _, f := range append(c.fields("spec"), c.fields("status")...) {
 			// A toleration's or a resource claim's own defaults are Kubernetes'.
 			status := f.path == "status" && f.schema.Default != nil && string(f.schema.Default.Raw) == `{"observedGeneration":-1}` // for kstatus
-			if f.schema.Default != nil && !f.foreign && !status {
+			if f.schema.Default != nil && !f.ofKubernetes && !status {
 				t.Errorf("%s %s has a schema default: %s", kind, f.path, f.schema.Default.Raw)
 			}
 			rendered := kind == "NodeProxyRules" || kind == "ServiceProxyRules"
@@ -178,7 +178,7 @@ func TestCRDsAreSmall(t *testing.T) {
 	}
 }
 
-// kubectl explain prints what the schemas say.
+// kubectl explain prints what the schemas contain.
 func TestKubectlExplain(t *testing.T) {
 	for path, want := range map[string][]string{
 		"nodeproxies.spec.settings.masquerade.bit":             {"0 to 31", "Default: 14", "iptables.masqueradeBit", "Source:"},

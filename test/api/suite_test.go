@@ -1,6 +1,3 @@
-// Package api_test tests the schemas of the nodeproxy.io kinds against a real API server:
-// what is denied and with which message, that the API server sets no defaults, and that
-// kubectl explain documents every field.
 package api_test
 
 import (
@@ -150,11 +147,11 @@ func deleteAfter(t *testing.T, object client.Object) {
 // The API server is of the Kubernetes that was asked for: package binaries names its
 // directory after it. Others may be given by KUBEBUILDER_ASSETS.
 func TestServerVersion(t *testing.T) {
-	wanted, err := binaries.Directory()
+	expected, err := binaries.Directory()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if os.Getenv(binaries.KubernetesVariable) == "" && os.Getenv(assetsVariable) != wanted {
+	if os.Getenv(binaries.KubernetesVariable) == "" && os.Getenv(assetsVariable) != expected {
 		return
 	}
 	out, code := kubectl(t, "version", "-o", "json")
@@ -163,7 +160,7 @@ func TestServerVersion(t *testing.T) {
 		t.Fatalf("kubectl version: exit code %d, %v\n%s", code, err, out)
 	}
 	got := versions.ServerVersion.GitVersion
-	if got == "" || !strings.HasPrefix(filepath.Base(wanted), "kubernetes-"+got+"-") {
-		t.Errorf("the API server is of %q, not of %s", got, filepath.Base(wanted))
+	if got == "" || !strings.HasPrefix(filepath.Base(expected), "kubernetes-"+got+"-") {
+		t.Errorf("the API server is of %q, not of %s", got, filepath.Base(expected))
 	}
 }

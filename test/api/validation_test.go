@@ -7,18 +7,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// refusal is a spec that must be refused, and what the message must say.
-type refusal struct {
+// invalidSpec is a spec that validation rejects, and what the message must contain.
+type invalidSpec struct {
 	name string
 	spec string
 	want []string
 }
 
-func TestSettingsRefused(t *testing.T) {
+func TestSettingsInvalid(t *testing.T) {
 	const notCIDR = "must contain CIDRs such as"
-	checkRefused(t, []refusal{
+	checkInvalid(t, []invalidSpec{
 		{"unknown mode", `settings: {mode: Userspace}`,
-			[]string{`spec.settings.mode: Unsupported value: "Userspace"`, `"IPTables", "IPVS"`}},
+			[]string{`spec.settings.mode: Unsupported value: "Userspace"`, `"IPTables", "IPVS", "NFTables"`}},
 		{"unknown fallback", `settings: {fallback: IPVS}`, []string{`spec.settings.fallback: Unsupported value: "IPVS"`}},
 		{"unknown enforcement", `settings: {enforcement: Dryrun}`, []string{"spec.settings.enforcement: Unsupported value"}},
 		{"unknown toggle", `settings: {masquerade: {all: true}}`, []string{"spec.settings.masquerade.all"}},
@@ -63,8 +63,8 @@ func TestSettingsRefused(t *testing.T) {
 	})
 }
 
-func TestNegativeNumbersRefused(t *testing.T) {
-	var cases []refusal
+func TestNegativeNumbersInvalid(t *testing.T) {
+	var cases []invalidSpec
 	for _, path := range []string{
 		"settings.masquerade.bit",
 		"settings.ipvs.tcpTimeoutSeconds", "settings.ipvs.tcpFinTimeoutSeconds", "settings.ipvs.udpTimeoutSeconds",
@@ -77,14 +77,14 @@ func TestNegativeNumbersRefused(t *testing.T) {
 	} {
 		parts := strings.Split(path, ".")
 		spec := strings.Join(parts, ": {") + ": -1" + strings.Repeat("}", len(parts)-1)
-		cases = append(cases, refusal{path, spec, []string{"spec." + path, path + " must be"}})
+		cases = append(cases, invalidSpec{path, spec, []string{"spec." + path, path + " must be"}})
 	}
-	checkRefused(t, cases)
+	checkInvalid(t, cases)
 }
 
-func TestUnionsRefused(t *testing.T) {
+func TestUnionsInvalid(t *testing.T) {
 	const interfaceOnly = "settings.detectLocal.interface is only valid with mode BridgeInterface"
-	checkRefused(t, []refusal{
+	checkInvalid(t, []invalidSpec{
 		{"detectLocal without mode", `settings: {detectLocal: {clusterCIDRs: ["10.244.0.0/16"]}}`,
 			[]string{"spec.settings.detectLocal.mode: Required value"}},
 		{"ClusterCIDR without CIDRs", `settings: {detectLocal: {mode: ClusterCIDR}}`,
@@ -120,10 +120,10 @@ func TestUnionsRefused(t *testing.T) {
 	})
 }
 
-func TestRolloutAgentAndAPIServerRefused(t *testing.T) {
+func TestRolloutAgentAndAPIServerInvalid(t *testing.T) {
 	const maxUnavailable = "rollout.maxUnavailable must be a number of nodes, 1 or more, or 1% to 100%"
 	const https = "apiServer.endpoints must contain https URLs such as https://192.0.2.10:6443"
-	checkRefused(t, []refusal{
+	checkInvalid(t, []invalidSpec{
 		{"no node may change", `rollout: {maxUnavailable: 0}`, []string{maxUnavailable}},
 		{"zero percent", `rollout: {maxUnavailable: "0%"}`, []string{maxUnavailable}},
 		{"negative percent", `rollout: {maxUnavailable: "-5%"}`, []string{maxUnavailable}},
@@ -143,13 +143,13 @@ func TestRolloutAgentAndAPIServerRefused(t *testing.T) {
 	})
 }
 
-func checkRefused(t *testing.T, cases []refusal) {
+func checkInvalid(t *testing.T, cases []invalidSpec) {
 	t.Helper()
-	checkKindRefused(t, "NodeProxy", cases)
+	checkKindInvalid(t, "NodeProxy", cases)
 }
 
-// checkKindRefused checks that specs of a kind are refused.
-func checkKindRefused(t *testing.T, kind string, cases []refusal) {
+// checkKindInvalid checks that specs of a kind are invalid.
+func checkKindInvalid(t *testing.T, kind string, cases []invalidSpec) {
 	t.Helper()
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -161,7 +161,7 @@ func checkKindRefused(t *testing.T, kind string, cases []refusal) {
 			t.Log(err)
 			for _, want := range c.want {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the message does not say %q:\n%v", want, err)
+					t.Errorf("the message does not state %q:\n%v", want, err)
 				}
 			}
 		})
@@ -176,7 +176,7 @@ func TestOnlyTheNameClusterIsAccepted(t *testing.T) {
 		}
 		t.Log(err)
 		if !strings.Contains(err.Error(), "metadata.name must be cluster") {
-			t.Errorf("the message does not say which name is allowed: %v", err)
+			t.Errorf("the message does not state which name is allowed: %v", err)
 		}
 	}
 }
@@ -192,7 +192,7 @@ func TestAccepted(t *testing.T) {
 		"bridge":                             `settings: {detectLocal: {mode: BridgeInterface, interface: br-0123.4567_89}}`,
 		"prefix":                             `settings: {detectLocal: {mode: InterfaceNamePrefix, interfaceNamePrefix: veth}}`,
 		"node CIDR":                          `settings: {detectLocal: {mode: NodeCIDR}}`,
-		"empty members of a union":           `settings: {detectLocal: {mode: NodeCIDR, clusterCIDRs: []}, nodePorts: {cidrs: []}}`,
+		"empty fields of a union":            `settings: {detectLocal: {mode: NodeCIDR, clusterCIDRs: []}, nodePorts: {cidrs: []}}`,
 		"CIDRs with bits after the prefix":   `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["10.244.1.5/16"]}, ipvs: {excludeCIDRs: ["192.0.2.7/24"]}}`,
 		"node ports everywhere":              `settings: {nodePorts: {addressMode: CIDRs, cidrs: ["0.0.0.0/0", "::/0"]}}`,
 		"node ports not on localhost":        `settings: {nodePorts: {localhost: Disabled}}`,
@@ -217,7 +217,7 @@ func checkAccepted(t *testing.T, kind, title, spec string) {
 		err := server.client.Create(t.Context(), newObject(t, kind, "cluster", spec),
 			client.DryRunAll, client.FieldValidation("Strict"))
 		if err != nil {
-			t.Errorf("refused: %v", err)
+			t.Errorf("invalid: %v", err)
 		}
 	})
 }

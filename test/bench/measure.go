@@ -4,39 +4,38 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 )
 
-const (
-	// apart is the least time between two changes that are measured one by one.
-	// kube-proxy waits a second between two syncs, nodeproxy 1.5 s at the most.
-	apart = 1500 * time.Millisecond
-	// changesPerSecond is the pace of the churn.
-	changesPerSecond = 10
-)
+// apart is the least time between two changes that are measured one by one. kube-proxy
+// waits a second between two syncs, nodeproxy 1.5 s at the most.
+const apart = 1500 * time.Millisecond
 
 // subject is a proxy on its node while it is measured.
 type subject struct {
 	options
 	*proxy
-	world   *world
-	node    *cluster.Node
-	process *cluster.Process
-	metrics *scraper
-	figures *figures
+	world        *world
+	progress     *progress
+	node         *cluster.Node
+	bare         *cluster.Node // another one, without a proxy
+	process      *cluster.Process
+	metrics      *scraper
+	measurements *measurements
 }
 
-// firstSync starts the proxy where the kernel holds no rules and waits until
+// firstSync starts the proxy where the kernel has no rules and waits until
 // it holds all.
 func (s *subject) firstSync(ctx context.Context, command cluster.Command) error {
 	start := time.Now()
@@ -46,20 +45,23 @@ func (s *subject) firstSync(ctx context.Context, command cluster.Command) error 
 	}
 	s.metrics = newScraper(s.proxy, s.node)
 	var done syncs
-	err = s.until(ctx, 30*time.Minute, 200*time.Millisecond, func(now syncs) bool {
+	err = s.until(ctx, s.patience, 200*time.Millisecond, func(now syncs) bool {
 		done = now
 		return now.full.count > 0 && !now.last.IsZero()
 	})
 	if err != nil {
 		return fmt.Errorf("waiting for the first full sync: %w", err)
 	}
-	s.figures.FirstSync = done.full.sum / done.full.count
-	s.figures.FirstSyncWall = done.last.Sub(start).Seconds()
+	s.measurements.FirstSync = done.full.sum / done.full.count
+	s.measurements.FirstSyncWall = done.last.Sub(start).Seconds()
 	used, err := readUsage(s.process)
-	s.figures.FirstSyncCPU = used.cpu.Seconds()
-	s.figures.FirstSyncResident = used.resident
+	s.measurements.FirstSyncCPU = used.cpu.Seconds()
+	s.measurements.FirstSyncResident = used.resident
 	return err
 }
+
+// errLate means that something was not seen in time.
+var errLate = errors.New("not within")
 
 // until looks at the metrics until f is satisfied.
 func (s *subject) until(ctx context.Context, limit, pause time.Duration, f func(syncs) bool) error {
@@ -79,14 +81,14 @@ func (s *subject) until(ctx context.Context, limit, pause time.Duration, f func(
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("not within %s: %w; %s", limit, errors.Join(ctx.Err(), last), s.process.Tail())
+			return fmt.Errorf("%w %s: %w; %s", errLate, limit, errors.Join(ctx.Err(), last), s.process.Tail())
 		case <-time.After(pause):
 		}
 	}
 }
 
 // settle waits until there has been no sync for a while, and returns what the
-// metrics say then.
+// metrics report then.
 func (s *subject) settle(ctx context.Context) (syncs, error) {
 	var last syncs
 	since := time.Now()
@@ -146,89 +148,23 @@ func (s *subject) singleChanges(ctx context.Context) error {
 	create := func(ctx context.Context) error { return s.world.client.Create(ctx, service(extra)) }
 	remove := func(ctx context.Context) error { return s.world.client.Delete(ctx, service(extra)) }
 	var err error
-	if s.figures.EndpointChanged, err = s.syncTime(ctx, 7, s.world.changeOne, nil); err != nil {
+	if s.measurements.EndpointChanged, err = s.syncTime(ctx, 7, s.world.changeOne, nil); err != nil {
 		return err
 	}
-	if s.figures.ServiceAdded, err = s.syncTime(ctx, 3, create, remove); err != nil {
+	if s.measurements.ServiceAdded, err = s.syncTime(ctx, 3, create, remove); err != nil {
 		return err
 	}
 	if err := create(ctx); err != nil {
 		return err
 	}
-	if s.figures.ServiceRemoved, err = s.syncTime(ctx, 3, remove, create); err != nil {
+	if s.measurements.ServiceRemoved, err = s.syncTime(ctx, 3, remove, create); err != nil {
 		return err
 	}
 	return errors.Join(remove(ctx), s.world.client.Delete(ctx, slice))
 }
 
-// firstConnections measures from the write of an EndpointSlice to the first
-// connection on its new endpoint.
-func (s *subject) firstConnections(ctx context.Context) error {
-	probe := netip.AddrPortFrom(netip.MustParseAddr(s.world.probe), 80)
-	var took []float64
-	for range s.moves {
-		// Not in step with anything that happens once a second or so.
-		pause := time.After(apart + 100*time.Millisecond + rand.N(time.Second))
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-pause:
-		}
-		start := time.Now()
-		endpoint, err := s.world.moveProbe(ctx)
-		if err != nil {
-			return err
-		}
-		at, err := waitForAnswer(ctx, s.node, probe, endpoint)
-		if err != nil {
-			return fmt.Errorf("%w; %s", err, s.process.Tail())
-		}
-		took = append(took, at.Sub(start).Seconds())
-	}
-	s.figures.FirstConnectionP50 = quantile(took, .5)
-	s.figures.FirstConnectionP99 = quantile(took, .99)
-	return nil
-}
-
-// connectTimes measures how long the node takes to connect to an endpoint by
-// its Service and directly, in turn, while the proxy rests.
-func (s *subject) connectTimes(ctx context.Context) error {
-	if _, err := s.settle(ctx); err != nil {
-		return err
-	}
-	var byService, direct []float64
-	err := s.node.Do(func() error {
-		for range 500 {
-			// Over some seconds, so that no short load decides.
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(5 * time.Millisecond):
-			}
-			i := rand.IntN(s.world.services)
-			to := netip.AddrPortFrom(netip.MustParseAddr(s.world.clusterIPs[i]), 80)
-			took, _, err := connect(to, false)
-			if err != nil {
-				return fmt.Errorf("connecting to Service %s: %w", serviceName(i), err)
-			}
-			byService = append(byService, took.Seconds())
-			to = netip.AddrPortFrom(netip.MustParseAddr(address(i, 1)), endpointPort)
-			if took, _, err = connect(to, false); err != nil {
-				return fmt.Errorf("connecting to an endpoint: %w", err)
-			}
-			direct = append(direct, took.Seconds())
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	s.figures.ConnectService, s.figures.ConnectDirect = quantile(byService, .5), quantile(direct, .5)
-	return nil
-}
-
-// churn changes endpoints at a steady pace and measures what that costs.
-// Whatever the proxy does by itself meanwhile is part of it.
+// churn changes endpoints at a steady pace, opens connections, and measures what that costs and
+// how many connections fail. Whatever the proxy does by itself meanwhile is part of it.
 func (s *subject) churn(ctx context.Context, controller *cluster.Process) error {
 	if _, err := s.settle(ctx); err != nil {
 		return err
@@ -237,9 +173,11 @@ func (s *subject) churn(ctx context.Context, controller *cluster.Process) error 
 	if err != nil {
 		return err
 	}
-	ticker := time.NewTicker(time.Second / changesPerSecond)
+	clients := s.startClients(ctx)
+	defer func() { _ = clients.stop() }() // if something else fails
+	ticker := time.NewTicker(time.Second / time.Duration(s.changes))
 	defer ticker.Stop()
-	changes := int(s.options.churn.Seconds() * changesPerSecond)
+	changes := int(s.options.churn.Seconds() * float64(s.changes))
 	for range changes {
 		select {
 		case <-ctx.Done():
@@ -261,13 +199,21 @@ func (s *subject) churn(ctx context.Context, controller *cluster.Process) error 
 	if err != nil {
 		return err
 	}
-	s.figures.ChurnCPU = (after.proxy.cpu - before.proxy.cpu).Seconds()
-	s.figures.ChurnReceived = float64(after.received-before.received) / float64(changes)
-	s.figures.ChurnSent = float64(after.sent-before.sent) / float64(changes)
-	s.figures.Resident, s.figures.Peak = after.proxy.resident, after.proxy.peak
+	if err := clients.stop(); err != nil {
+		return err
+	}
+	failed := clients.failures()
+	s.measurements.Connections, s.measurements.ConnectionsFailed = int(clients.opened.Load()), len(failed)
+	for _, err := range failed[:min(len(failed), 5)] {
+		s.progress.line("%s: a connection failed: %v", s.name, err)
+	}
+	s.measurements.ChurnCPU = (after.proxy.cpu - before.proxy.cpu).Seconds()
+	s.measurements.ChurnReceived = float64(after.received-before.received) / float64(changes)
+	s.measurements.ChurnSent = float64(after.sent-before.sent) / float64(changes)
+	s.measurements.Resident, s.measurements.Peak = after.proxy.resident, after.proxy.peak
 	if controller != nil {
-		s.figures.Controller.ChurnCPU = (after.controller.cpu - before.controller.cpu).Seconds()
-		s.figures.Controller.Resident, s.figures.Controller.Peak = after.controller.resident, after.controller.peak
+		s.measurements.Controller.ChurnCPU = (after.controller.cpu - before.controller.cpu).Seconds()
+		s.measurements.Controller.Resident, s.measurements.Controller.Peak = after.controller.resident, after.controller.peak
 	}
 	return nil
 }
@@ -293,22 +239,41 @@ func (s *subject) look(controller *cluster.Process) (look, error) {
 	return l, err
 }
 
-// check makes sure that the kernel holds all endpoints, in the mode and variant
+// check makes sure that the kernel has all endpoints, in the mode and variant
 // that is measured: nothing else shows that the numbers mean anything.
 func (s *subject) check(ctx context.Context, directory string) error {
-	command, sign := []string{filepath.Join(directory, "iptables-save"), "-t", "nat"}, "--to-destination 10."
-	if s.mode == v1alpha1.ModeIPVS {
-		command, sign = []string{"ipvsadm", "-S", "-n"}, " -m -w 1"
+	command, mark := []string{filepath.Join(directory, "iptables-save"), "-t", "nat"}, "--to-destination 10."
+	switch s.mode {
+	case v1alpha1.ModeIPVS:
+		command, mark = []string{"ipvsadm", "-S", "-n"}, " -m -w 1"
+	case v1alpha1.ModeNFTables: // each endpoint is an element
+		command, mark = []string{"nft", "list", "table", "ip", s.table}, " . "+strconv.Itoa(endpointPort)
 	}
 	out, err := s.node.Exec(ctx, command[0], command[1:]...)
 	if err != nil {
 		return err
 	}
-	have := strings.Count(out, sign)
+	have := strings.Count(out, mark)
 	if want := s.world.services*s.world.endpoints + 1; have < want {
-		return fmt.Errorf("%s is done, but the kernel holds %d of %d endpoints", s.name, have, want)
+		return fmt.Errorf("%s is done, but the kernel has %d of %d endpoints", s.name, have, want)
 	}
 	return nil
+}
+
+// kill ends the proxy and what it has started, such as an nft that would keep a processor busy.
+func (s *subject) kill(ctx context.Context) error {
+	group := -s.process.PID() // each process of a cluster leads its own
+	if err := unix.Kill(group, unix.SIGKILL); err != nil {
+		return fmt.Errorf("ending %s: %w", s.name, err)
+	}
+	<-s.process.Done()
+	// A process in the kernel ends once the kernel has done what it was asked for.
+	return install.Until(ctx, 10*time.Minute, func(context.Context) error {
+		if err := unix.Kill(group, 0); !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("a child of %s is still running: %w", s.name, err)
+		}
+		return nil
+	})
 }
 
 // saveLog keeps the proxy's log.

@@ -1,9 +1,13 @@
 package main
 
 import (
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 func TestParseUsage(t *testing.T) {
@@ -71,14 +75,57 @@ func TestQuantile(t *testing.T) {
 }
 
 func TestParseOptions(t *testing.T) {
-	o, err := parse([]string{"-sizes", "10 20", "-variants", "legacy"})
-	if err != nil || len(o.sizes) != 2 || len(o.variants) != 1 || len(o.proxies) != 2 || o.minutes() < 1 {
+	o, err := parse([]string{"-sizes", "10 20x3", "-variants", "legacy"})
+	if err != nil || !slices.Equal(o.sizes, []size{{10, 10}, {20, 3}}) || len(o.variants) != 1 || len(o.proxies) != 2 || o.minutes() < 1 {
 		t.Errorf("got %+v, %v", o, err)
 	}
-	for _, args := range []string{"-sizes x", "-sizes 0", "-sizes 99999", "-variants nft", "-proxies none", "-moves 0", "-endpoints 0", "-sizes="} {
+	if o.patience != 30*time.Minute || o.changes != 10 || o.connections != 0 {
+		t.Errorf("by default %s, %d changes, %d connections", o.patience, o.changes, o.connections)
+	}
+	for _, args := range []string{
+		"-sizes x", "-sizes 0", "-sizes 99999", "-sizes 5x", "-sizes 5x0", "-sizes 5x101", "-sizes 5x5x5", "-variants nft", "-proxies none",
+		"-moves 0", "-endpoints 0", "-sizes=", "-mode nft", "-patience -1s", "-changes -1", "-connections 5001",
+	} {
 		if _, err := parse(strings.Fields(args)); err == nil {
 			t.Errorf("no error for %q", args)
 		}
+	}
+}
+
+func TestParseModeNFTables(t *testing.T) {
+	o, err := parse(strings.Fields("-mode nftables -connections 0"))
+	if err != nil || o.mode != v1alpha1.ModeNFTables || !slices.Equal(o.variants, []variant{nfTables}) {
+		t.Errorf("got %+v, %v", o, err)
+	}
+	if o.patience != 10*time.Minute || o.changes != 20 || o.connections != 0 {
+		t.Errorf("%s, %d changes, %d connections", o.patience, o.changes, o.connections)
+	}
+}
+
+func TestParseKernelMemory(t *testing.T) {
+	text := "MemTotal:  99 kB\nSUnreclaim:       1 kB\nVmallocTotal:   99 kB\nVmallocUsed:  20 kB\nPercpu:  300 kB\n"
+	if got, err := parseKernelMemory(text); err != nil || got != 321<<10 {
+		t.Errorf("got %d, %v", got, err)
+	}
+	for _, broken := range []string{"SUnreclaim: 1 kB\n", text + "Percpu: many\n"} {
+		if _, err := parseKernelMemory(broken); err == nil {
+			t.Errorf("no error for %q", broken)
+		}
+	}
+}
+
+func TestSightings(t *testing.T) {
+	w := &world{services: 1, endpoints: 1}
+	seen, first := &sightings{slices: map[string]time.Time{}, rules: map[string]time.Time{}}, time.Unix(1000, 0)
+	seen.note(w.slice(probeIndex, 1), first)
+	rules := &v1alpha1.ServiceProxyRules{}
+	rules.Spec.Ports = []v1alpha1.ServicePort{{Endpoints: []v1alpha1.EndpointGroup{{Addresses: []string{address(probeIndex, movedTo(1)) + ":8080"}}}}}
+	seen.note(rules, first.Add(1))
+	if slice, rules := seen.of(address(probeIndex, movedTo(1))); !slice.Equal(first) || !rules.Equal(first.Add(1)) {
+		t.Errorf("seen at %s and %s", slice, rules)
+	}
+	if slice, rules := seen.of(address(probeIndex, movedTo(2))); !slice.IsZero() || !rules.IsZero() {
+		t.Errorf("what has not happened was seen at %s and %s", slice, rules)
 	}
 }
 
@@ -86,14 +133,18 @@ func TestParseOptions(t *testing.T) {
 // endpoint has, or the first connection would be seen too early.
 func TestEndpointsDiffer(t *testing.T) {
 	w := &world{services: 3, endpoints: maxEndpoints}
+	within := netip.MustParsePrefix(endpointRange)
 	for generation := 1; generation < 300; generation++ {
 		seen := map[string]bool{}
-		for _, i := range []int{0, 1, maxServices - 1} {
+		for _, i := range []int{0, 1, maxServices} {
 			for _, e := range w.slice(i, generation).Endpoints {
 				if seen[e.Addresses[0]] {
 					t.Fatalf("%s is there twice in generation %d", e.Addresses[0], generation)
 				}
 				seen[e.Addresses[0]] = true
+				if a := netip.MustParseAddr(e.Addresses[0]); !within.Contains(a) || netip.MustParsePrefix("10.244.0.0/16").Contains(a) {
+					t.Fatalf("%s is outside of %s or a pod's", a, within)
+				}
 			}
 		}
 		if before := address(probeIndex, movedTo(generation-1)); seen[before] || before == address(probeIndex, movedTo(generation)) {
@@ -102,11 +153,35 @@ func TestEndpointsDiffer(t *testing.T) {
 	}
 }
 
+// TestTableOfGivenUp: of a proxy whose first sync was given up, nothing else is shown.
+func TestTableOfGivenUp(t *testing.T) {
+	r := &report{ChurnTime: 60, Connections: 1000, Results: []result{{
+		Services: 44000, Endpoints: 1, Mode: v1alpha1.ModeNFTables, Variant: "nf_tables",
+		KubeProxy: &measurements{GivenUp: 600},
+		Nodeproxy: &measurements{FirstSync: 4, Connections: 60000, Steps: stepMeasurements{SyncEnds: .01}, KernelMemory: 17e6},
+	}}}
+	r.end()
+	var out strings.Builder
+	r.print(&out)
+	for _, want := range []string{
+		"44000 Services x 1 endpoints, NFTables",
+		"first full sync                      > 10m0s       4.00 s       -",
+		"  sync ends                                -      10.0 ms       -",
+		"kernel memory of the rules                 -      17.0 MB       -",
+		"connections in the churn                   -        60000       -",
+		"  of these failed                          -            0       -",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is missing in\n%s", want, out.String())
+		}
+	}
+}
+
 func TestTable(t *testing.T) {
 	r := &report{ChurnTime: 60, Results: []result{{
 		Services: 1000, Endpoints: 10, Variant: "legacy",
-		KubeProxy: &figures{FirstSync: 4, ConnectDirect: 40e-6, ConnectService: 80e-6, Resident: 3e6},
-		Nodeproxy: &figures{FirstSync: .1, ConnectDirect: 40e-6, ConnectService: 40e-6, Resident: 1e6, Controller: &controllerFigures{Resident: 5e6}},
+		KubeProxy: &measurements{FirstSync: 4, ConnectDirect: 40e-6, ConnectService: 80e-6, Resident: 3e6},
+		Nodeproxy: &measurements{FirstSync: .1, ConnectDirect: 40e-6, ConnectService: 40e-6, Resident: 1e6, Controller: &controllerMeasurements{Resident: 5e6}},
 	}}}
 	r.end()
 	var out strings.Builder
@@ -117,7 +192,7 @@ func TestTable(t *testing.T) {
 		"connect to the endpoint                40 us        40 us   1.000",
 		"Service over endpoint                   2.00         1.00   0.500",
 		"resident memory                       3.0 MB       1.0 MB   0.333",
-		"CPU in 1m0s of churn                    0 us         0 us       -",
+		"CPU in 1m0s of churn                       -            -       -",
 		"controller: resident memory                -       5.0 MB",
 	} {
 		if !strings.Contains(out.String(), want) {

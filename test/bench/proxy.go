@@ -33,6 +33,8 @@ const (
 // proxy is a program that is measured.
 type proxy struct {
 	name string
+	// table is that of its rules in mode NFTables.
+	table string
 	// command starts it on a node.
 	command func(*cluster.Node) (cluster.Command, error)
 }
@@ -49,12 +51,13 @@ const (
 )
 
 func nodeproxy(n *install.Nodeproxy) *proxy {
-	return &proxy{name: nodeproxyName, command: n.AgentCommand}
+	return &proxy{name: nodeproxyName, table: "nodeproxy", command: n.AgentCommand}
 }
 
 func kubeProxy(c *cluster.Cluster, mode v1alpha1.ProxyMode) *proxy {
 	return &proxy{
-		name: kubeProxyName,
+		name:  kubeProxyName,
+		table: "kube-proxy",
 		command: func(node *cluster.Node) (cluster.Command, error) {
 			kubeconfig, err := c.KubeconfigFor("kube-proxy", "system:kube-proxy")
 			return cluster.Command{Path: filepath.Join(c.Assets(), string(binaries.KubeProxy)), Args: []string{

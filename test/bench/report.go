@@ -15,9 +15,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// figures are what was measured of one proxy. Times are in seconds, memory in
+// measurements are what was measured of one proxy. Times are in seconds, memory in
 // bytes.
-type figures struct {
+type measurements struct {
+	// GivenUp is after how long the first sync was given up. 0: it has ended.
+	GivenUp            float64 `json:"firstSyncGivenUpAfterSeconds,omitempty"`
 	FirstSync          float64 `json:"firstSyncSeconds"`
 	FirstSyncWall      float64 `json:"firstSyncFromProcessStartSeconds"`
 	FirstSyncCPU       float64 `json:"firstSyncCPUSeconds"`
@@ -29,16 +31,25 @@ type figures struct {
 	FirstConnectionP99 float64 `json:"firstConnectionP99Seconds"`
 	ConnectService     float64 `json:"connectToServiceSeconds"`
 	ConnectDirect      float64 `json:"connectToEndpointSeconds"`
-	ChurnCPU           float64 `json:"churnCPUSeconds"`
-	ChurnReceived      float64 `json:"bytesReceivedPerChange"`
-	ChurnSent          float64 `json:"bytesSentPerChange"`
-	Resident           uint64  `json:"residentBytes"`
-	Peak               uint64  `json:"peakResidentBytes"`
+	// ConnectBare is the same from a node without a proxy.
+	ConnectBare float64 `json:"connectWithoutProxySeconds"`
+	// Steps are of the first connections.
+	Steps stepMeasurements `json:"firstConnectionSteps"`
+	// KernelMemory is by how much kernelMemory grew with the first sync.
+	KernelMemory int64 `json:"kernelMemoryBytes"`
+	// Connections were opened in the churn, and ConnectionsFailed of them failed.
+	Connections       int     `json:"connectionsInChurn,omitempty"`
+	ConnectionsFailed int     `json:"connectionsFailedInChurn"`
+	ChurnCPU          float64 `json:"churnCPUSeconds"`
+	ChurnReceived     float64 `json:"bytesReceivedPerChange"`
+	ChurnSent         float64 `json:"bytesSentPerChange"`
+	Resident          uint64  `json:"residentBytes"`
+	Peak              uint64  `json:"peakResidentBytes"`
 	// Controller is nodeproxy's controller, of which a cluster has one.
-	Controller *controllerFigures `json:"controller,omitempty"`
+	Controller *controllerMeasurements `json:"controller,omitempty"`
 }
 
-type controllerFigures struct {
+type controllerMeasurements struct {
 	// FirstRender is from the start of the controller until all objects are
 	// written. 0: they were there already.
 	FirstRender float64 `json:"firstRenderSeconds,omitempty"`
@@ -54,13 +65,13 @@ type result struct {
 	// Mode is that of both proxies.
 	Mode      v1alpha1.ProxyMode `json:"mode"`
 	Variant   string             `json:"iptables"`
-	KubeProxy *figures           `json:"kubeProxy,omitempty"`
-	Nodeproxy *figures           `json:"nodeproxy,omitempty"`
+	KubeProxy *measurements      `json:"kubeProxy,omitempty"`
+	Nodeproxy *measurements      `json:"nodeproxy,omitempty"`
 	// Ratios are nodeproxy/kube-proxy by row of the table.
 	Ratios map[string]float64 `json:"ratios,omitempty"`
 }
 
-func (r *result) set(name string, f *figures) {
+func (r *result) set(name string, f *measurements) {
 	if name == kubeProxyName {
 		r.KubeProxy = f
 	} else {
@@ -76,11 +87,13 @@ type report struct {
 	Kernel      string    `json:"kernel"`
 	LoadAverage [2]string `json:"loadAverageAtStartAndEnd"`
 	ChurnTime   float64   `json:"churnSeconds"`
+	ChurnPace   int       `json:"churnChangesPerSecond"`
+	Connections int       `json:"churnConnectionsPerSecond"`
 	Results     []result  `json:"results"`
 }
 
 func newReport(o options) *report {
-	r := &report{Started: time.Now(), CPUs: runtime.NumCPU(), ChurnTime: o.churn.Seconds()}
+	r := &report{Started: time.Now(), CPUs: runtime.NumCPU(), ChurnTime: o.churn.Seconds(), ChurnPace: o.changes, Connections: o.connections}
 	var name unix.Utsname
 	if unix.Uname(&name) == nil {
 		r.Kernel = unix.ByteSliceToString(name.Release[:])
@@ -129,30 +142,61 @@ func (r *report) write(path string) error {
 // row is a line of the table.
 type row struct {
 	name  string
-	value func(*figures) float64
+	value func(*measurements) float64
 	show  func(float64) string
 }
 
+// firstSyncRow is the only one of a proxy whose first sync was given up.
+const firstSyncRow = "first full sync"
+
 func (r *report) rows() []row {
-	churn := time.Duration(r.ChurnTime * float64(time.Second)).String()
-	return []row{
-		{"first full sync", func(f *figures) float64 { return f.FirstSync }, showTime},
-		{"process start to all rules", func(f *figures) float64 { return f.FirstSyncWall }, showTime},
-		{"CPU until then", func(f *figures) float64 { return f.FirstSyncCPU }, showTime},
-		{"one endpoint changed: sync", func(f *figures) float64 { return f.EndpointChanged }, showTime},
-		{"one Service added: sync", func(f *figures) float64 { return f.ServiceAdded }, showTime},
-		{"one Service removed: sync", func(f *figures) float64 { return f.ServiceRemoved }, showTime},
-		{"slice write to connection p50", func(f *figures) float64 { return f.FirstConnectionP50 }, showTime},
-		{"slice write to connection p99", func(f *figures) float64 { return f.FirstConnectionP99 }, showTime},
-		{"connect by the Service", func(f *figures) float64 { return f.ConnectService }, showTime},
-		{"connect to the endpoint", func(f *figures) float64 { return f.ConnectDirect }, showTime},
-		{"Service over endpoint", func(f *figures) float64 { return f.ConnectService / max(f.ConnectDirect, 1e-9) }, showFactor},
-		{"CPU in " + churn + " of churn", func(f *figures) float64 { return f.ChurnCPU }, showTime},
-		{"bytes from API server/change", func(f *figures) float64 { return f.ChurnReceived }, showCount},
-		{"bytes to API server/change", func(f *figures) float64 { return f.ChurnSent }, showCount},
-		{"resident memory", func(f *figures) float64 { return float64(f.Resident) }, showMemory},
-		{"peak resident memory", func(f *figures) float64 { return float64(f.Peak) }, showMemory},
+	churn := seconds(r.ChurnTime).String()
+	rows := []row{
+		{firstSyncRow, func(f *measurements) float64 { return f.FirstSync }, showTime},
+		{"process start to all rules", func(f *measurements) float64 { return f.FirstSyncWall }, showTime},
+		{"CPU until then", func(f *measurements) float64 { return f.FirstSyncCPU }, showTime},
+		{"one endpoint changed: sync", func(f *measurements) float64 { return f.EndpointChanged }, showTime},
+		{"one Service added: sync", func(f *measurements) float64 { return f.ServiceAdded }, showTime},
+		{"one Service removed: sync", func(f *measurements) float64 { return f.ServiceRemoved }, showTime},
+		{"slice write to connection p50", func(f *measurements) float64 { return f.FirstConnectionP50 }, showTime},
+		{"slice write to connection p99", func(f *measurements) float64 { return f.FirstConnectionP99 }, showTime},
+		{"  slice written", func(f *measurements) float64 { return f.Steps.Written }, showTime},
+		{"  slice received", func(f *measurements) float64 { return f.Steps.Slice }, showTime},
+		{"  ServiceProxyRules received", func(f *measurements) float64 { return f.Steps.Rules }, showTime},
+		{"  sync begins", func(f *measurements) float64 { return f.Steps.SyncBegins }, showTime},
+		{"  sync ends", func(f *measurements) float64 { return f.Steps.SyncEnds }, showTime},
+		{"connect by the Service", func(f *measurements) float64 { return f.ConnectService }, showTime},
+		{"connect to the endpoint", func(f *measurements) float64 { return f.ConnectDirect }, showTime},
+		{"connect without a proxy", func(f *measurements) float64 { return f.ConnectBare }, showTime},
+		{"Service over endpoint", func(f *measurements) float64 { return f.ConnectService / max(f.ConnectDirect, 1e-9) }, showFactor},
+		{"CPU in " + churn + " of churn", func(f *measurements) float64 { return f.ChurnCPU }, showTime},
+		{"kernel memory of the rules", func(f *measurements) float64 { return float64(f.KernelMemory) }, showMemory},
+		{"resident memory", func(f *measurements) float64 { return float64(f.Resident) }, showMemory},
+		{"peak resident memory", func(f *measurements) float64 { return float64(f.Peak) }, showMemory},
 	}
+	if r.Connections > 0 {
+		rows = append(rows,
+			row{"connections in the churn", func(f *measurements) float64 { return float64(f.Connections) }, showCount},
+			row{"  of these failed", func(f *measurements) float64 { return float64(f.ConnectionsFailed) }, showCount},
+		)
+	} else { // their packets use the same link
+		rows = append(rows,
+			row{"bytes from API server/change", func(f *measurements) float64 { return f.ChurnReceived }, showCount},
+			row{"bytes to API server/change", func(f *measurements) float64 { return f.ChurnSent }, showCount},
+		)
+	}
+	return rows
+}
+
+// cell is the text for one proxy.
+func (r *row) cell(f *measurements) string {
+	switch {
+	case f != nil && f.GivenUp > 0 && r.name == firstSyncRow:
+		return "> " + seconds(f.GivenUp).String()
+	case f == nil || f.GivenUp > 0:
+		return "-"
+	}
+	return r.show(r.value(f))
 }
 
 // print writes one table for each number of Services and variant.
@@ -162,23 +206,17 @@ func (r *report) print(out io.Writer) {
 	for i := range r.Results {
 		one := &r.Results[i]
 		how := "iptables " + one.Variant
-		if one.Mode == v1alpha1.ModeIPVS {
-			how = "IPVS"
+		if one.Mode == v1alpha1.ModeIPVS || one.Mode == v1alpha1.ModeNFTables {
+			how = string(one.Mode)
 		}
 		fmt.Fprintf(out, "\n%d Services x %d endpoints, %s\n", one.Services, one.Endpoints, how)
 		fmt.Fprintf(out, "%-31s %12s %12s %7s\n", "", kubeProxyName, nodeproxyName, "ratio")
 		for _, row := range r.rows() {
-			cell := func(f *figures) string {
-				if f == nil {
-					return "-"
-				}
-				return row.show(row.value(f))
-			}
 			ratio := "-"
 			if value, ok := one.Ratios[row.name]; ok {
 				ratio = fmt.Sprintf("%.3f", value)
 			}
-			fmt.Fprintf(out, "%-31s %12s %12s %7s\n", row.name, cell(one.KubeProxy), cell(one.Nodeproxy), ratio)
+			fmt.Fprintf(out, "%-31s %12s %12s %7s\n", row.name, row.cell(one.KubeProxy), row.cell(one.Nodeproxy), ratio)
 		}
 		if one.Nodeproxy != nil && one.Nodeproxy.Controller != nil {
 			one.Nodeproxy.Controller.print(out)
@@ -187,7 +225,7 @@ func (r *report) print(out io.Writer) {
 }
 
 // print writes the controller's lines: one runs in a cluster, not on each node.
-func (c *controllerFigures) print(out io.Writer) {
+func (c *controllerMeasurements) print(out io.Writer) {
 	line := func(name, value string) { fmt.Fprintf(out, "%-31s %12s %12s\n", name, "-", value) }
 	if c.FirstRender > 0 {
 		line("controller: rendering all", showTime(c.FirstRender))
@@ -197,8 +235,11 @@ func (c *controllerFigures) print(out io.Writer) {
 	line("controller: peak", showMemory(float64(c.Peak)))
 }
 
+// showTime shows 0, which no time takes, as what was not measured.
 func showTime(s float64) string {
 	switch {
+	case s == 0:
+		return "-"
 	case s >= 1:
 		return fmt.Sprintf("%.2f s", s)
 	case s >= .001:

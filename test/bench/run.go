@@ -24,10 +24,12 @@ type sizeRun struct {
 	cluster   *cluster.Cluster
 	nodeproxy *install.Nodeproxy
 	world     *world
-	say       *progress
+	bare      *cluster.Node // without a proxy
+	seen      *sightings
+	progress  *progress
 }
 
-func measureSize(ctx context.Context, o options, size int, say *progress) (results []result, err error) {
+func measureSize(ctx context.Context, o options, n size, progress *progress) (results []result, err error) {
 	if _, err := binaries.Ensure(ctx, os.Stderr, append(binaries.ControlPlane(), binaries.KubeProxy)...); err != nil {
 		return nil, err
 	}
@@ -35,33 +37,39 @@ func measureSize(ctx context.Context, o options, size int, say *progress) (resul
 	if err != nil {
 		return nil, err
 	}
-	say.line("%d Services: starting a control plane and creating the objects", size)
+	progress.line("%s: starting a control plane and creating the objects", n)
 	c, err := cluster.Start(ctx, cluster.Options{
-		Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(), NoControllers: o.mode == v1alpha1.ModeIPVS, // it has one processor
+		Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(), NoControllers: o.mode != v1alpha1.ModeIPTables,
 	})
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() { cancel(); err = errors.Join(err, c.Stop()) }()
-	r := &sizeRun{options: o, cluster: c, say: say,
+	r := &sizeRun{options: o, cluster: c, progress: progress,
 		nodeproxy: &install.Nodeproxy{Cluster: c, Bin: o.bin, Config: o.config},
-		world:     &world{client: c.Client(), services: size, endpoints: o.endpoints}}
+		world:     &world{client: c.Client(), etcd: newEtcd(c), services: n.services, endpoints: n.endpoints}}
 	if err := errors.Join(answerAll(ctx, c), r.nodeproxy.Prepare(ctx)); err != nil {
 		return nil, err
 	}
 	if err := r.world.create(ctx); err != nil {
 		return nil, fmt.Errorf("creating the objects: %w", err)
 	}
+	if r.bare, err = r.addNode(ctx); err != nil {
+		return nil, err
+	}
+	if r.seen, err = watchProbe(ctx, c); err != nil {
+		return nil, err
+	}
 	for _, v := range o.variants {
-		one := result{Services: size, Endpoints: o.endpoints, Mode: o.mode, Variant: string(v)}
+		one := result{Services: n.services, Endpoints: n.endpoints, Mode: o.mode, Variant: string(v)}
 		for _, name := range o.proxies {
 			measured, err := r.measure(ctx, name, v)
 			if err != nil {
 				if one.KubeProxy != nil || one.Nodeproxy != nil {
 					results = append(results, one)
 				}
-				return results, fmt.Errorf("%s, %d Services, mode %s, iptables %s: %w", name, size, o.mode, v, err)
+				return results, fmt.Errorf("%s, %s, mode %s, iptables %s: %w", name, n, o.mode, v, err)
 			}
 			one.set(name, measured)
 		}
@@ -70,17 +78,23 @@ func measureSize(ctx context.Context, o options, size int, say *progress) (resul
 	return results, nil
 }
 
-// measure measures one proxy on a new node.
-func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *figures, err error) {
-	directory, err := programs(r.cluster, v)
-	if err != nil {
-		return nil, err
-	}
+// addNode adds a node that reaches all endpoints.
+func (r *sizeRun) addNode(ctx context.Context) (*cluster.Node, error) {
 	node, err := r.cluster.AddNode(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := routeToEndpoints(ctx, node); err != nil {
+	return node, routeToEndpoints(ctx, node)
+}
+
+// measure measures one proxy on a new node.
+func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *measurements, err error) {
+	directory, err := programs(r.cluster, v)
+	if err != nil {
+		return nil, err
+	}
+	node, err := r.addNode(ctx)
+	if err != nil {
 		return nil, err
 	}
 	// As a kubelet leaves it, so that a proxy can see which variant is in use.
@@ -91,12 +105,12 @@ func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *figur
 	if _, err := node.Exec(ctx, filepath.Join(directory, "iptables"), "-w", "5", "-t", "nat", "-S"); err != nil {
 		return nil, err
 	}
-	s := &subject{options: r.options, proxy: kubeProxy(r.cluster, r.mode), world: r.world, node: node, figures: &figures{}}
+	s := &subject{options: r.options, proxy: kubeProxy(r.cluster, r.mode), world: r.world, progress: r.progress, node: node, bare: r.bare, measurements: &measurements{}}
 	var controller *cluster.Process
 	if name == nodeproxyName {
 		s.proxy = nodeproxy(r.nodeproxy)
-		s.figures.Controller = &controllerFigures{}
-		if controller, err = r.startController(ctx, node, s.figures.Controller); err != nil {
+		s.measurements.Controller = &controllerMeasurements{}
+		if controller, err = r.startController(ctx, node, s.measurements.Controller); err != nil {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, controller.Stop()) }()
@@ -108,32 +122,57 @@ func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *figur
 	command.Env = append(command.Env, environment(r.cluster, directory)...)
 	err = r.steps(ctx, s, command, controller, directory)
 	if s.process != nil {
-		err = errors.Join(err, s.saveLog(fmt.Sprintf("%s-%d-%s", name, r.world.services, v)), s.process.Stop())
+		err = errors.Join(err, s.saveLog(fmt.Sprintf("%s-%dx%d-%s", name, r.world.services, r.world.endpoints, v)))
 	}
-	return s.figures, err
+	if s.process != nil && s.measurements.GivenUp == 0 {
+		err = errors.Join(err, s.process.Stop())
+	}
+	return s.measurements, err
 }
 
 func (r *sizeRun) steps(ctx context.Context, s *subject, command cluster.Command, controller *cluster.Process, directory string) error {
-	at := fmt.Sprintf("%s, %d Services", filepath.Base(directory), r.world.services)
-	r.say.line("%s: %s: first full sync", at, s.name)
-	if err := s.firstSync(ctx, command); err != nil {
+	how := filepath.Base(directory)
+	if r.mode != v1alpha1.ModeIPTables {
+		how = string(r.mode)
+	}
+	at := fmt.Sprintf("%s, %dx%d", how, r.world.services, r.world.endpoints)
+	r.progress.line("%s: %s: first full sync", at, s.name)
+	empty, err := kernelMemory()
+	if err != nil {
 		return err
 	}
-	r.say.line("%s: %s: first full sync took %.1f s; single changes", at, s.name, s.figures.FirstSync)
+	err = s.firstSync(ctx, command)
+	if errors.Is(err, errLate) && s.name == kubeProxyName {
+		r.progress.line("%s: %s: no first full sync within %s; nothing more is measured of it", at, s.name, s.patience)
+		s.measurements.GivenUp = s.patience.Seconds()
+		return s.kill(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	r.progress.line("%s: %s: first full sync took %.1f s; single changes", at, s.name, s.measurements.FirstSync)
+	if _, err := s.settle(ctx); err != nil {
+		return err
+	}
+	full, err := kernelMemory()
+	if err != nil {
+		return err
+	}
+	s.measurements.KernelMemory = max(0, full-empty)
 	if err := s.check(ctx, directory); err != nil {
 		return err
 	}
 	if err := s.singleChanges(ctx); err != nil {
 		return err
 	}
-	r.say.line("%s: %s: first connections on %d new endpoints", at, s.name, s.moves)
-	if err := s.firstConnections(ctx); err != nil {
+	r.progress.line("%s: %s: first connections on %d new endpoints", at, s.name, s.moves)
+	if err := s.firstConnections(ctx, r.seen); err != nil {
 		return err
 	}
 	if err := s.connectTimes(ctx); err != nil {
 		return err
 	}
-	r.say.line("%s: %s: %s of %d changes a second", at, s.name, r.options.churn, changesPerSecond)
+	r.progress.line("%s: %s: %s of %d changes and %d connections a second", at, s.name, r.options.churn, s.changes, s.connections)
 	if err := s.churn(ctx, controller); err != nil {
 		return err
 	}
@@ -142,7 +181,7 @@ func (r *sizeRun) steps(ctx context.Context, s *subject, command cluster.Command
 
 // startController starts the controller and waits until it has rendered
 // everything, as it would have long before a node starts.
-func (r *sizeRun) startController(ctx context.Context, node *cluster.Node, f *controllerFigures) (*cluster.Process, error) {
+func (r *sizeRun) startController(ctx context.Context, node *cluster.Node, f *controllerMeasurements) (*cluster.Process, error) {
 	err := r.nodeproxy.Enable(ctx)
 	if client.IgnoreAlreadyExists(err) != nil {
 		return nil, err

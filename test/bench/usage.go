@@ -37,6 +37,38 @@ func readUsage(process *cluster.Process) (usage, error) {
 	return parseUsage(string(stat), string(status))
 }
 
+// kernelMemory is what the kernel has for itself on this machine, in bytes: unreclaimable slabs,
+// vmalloc and memory for each processor. Rules are in these, and rules are most of what a proxy
+// adds to them.
+func kernelMemory() (int64, error) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	return parseKernelMemory(string(text))
+}
+
+func parseKernelMemory(meminfo string) (int64, error) {
+	var total int64
+	found := 0
+	for line := range strings.Lines(meminfo) {
+		name, rest, _ := strings.Cut(line, ":")
+		if name != "SUnreclaim" && name != "VmallocUsed" && name != "Percpu" {
+			continue
+		}
+		var kib int64
+		if _, err := fmt.Sscanf(rest, "%d kB", &kib); err != nil {
+			return 0, fmt.Errorf("reading %q in /proc/meminfo: %w", line, err)
+		}
+		total += kib << 10
+		found++
+	}
+	if found < 3 {
+		return 0, errors.New("SUnreclaim, VmallocUsed or Percpu is missing in /proc/meminfo")
+	}
+	return total, nil
+}
+
 func parseUsage(stat, status string) (usage, error) {
 	var out usage
 	// The name of the program, in brackets, may hold anything.

@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -14,10 +17,11 @@ import (
 
 const (
 	namespace = "default"
-	// probeIndex is the Service with one endpoint that is moved. It is the last
-	// that address has room for.
-	probeIndex   = maxServices
-	maxServices  = 30000
+	// probeIndex is the Service with one endpoint that is moved. Before it is one that is added.
+	probeIndex  = maxServices + 1
+	maxServices = 50000
+	// maxEndpoints is how many endpoints a Service has at most, besides those to which one
+	// is moved.
 	maxEndpoints = 100
 	// endpointPort is where endpoints answer.
 	endpointPort = 8080
@@ -28,13 +32,14 @@ const (
 // world is the objects that both proxies see.
 type world struct {
 	client    client.Client
+	etcd      *etcd
 	services  int
 	endpoints int
 	// clusterIPs are those of the Services, by index; probe is that of the
 	// Service whose only endpoint is moved.
 	clusterIPs []string
 	probe      string
-	changes    int // made so far
+	changes    atomic.Int64 // made so far
 }
 
 func serviceName(i int) string {
@@ -44,12 +49,19 @@ func serviceName(i int) string {
 	return fmt.Sprintf("svc-%05d", i)
 }
 
-// address is that of an endpoint of the i-th Service.
-func address(i, number int) string { return fmt.Sprintf("10.%d.%d.%d", 128+i/250, i%250, number) }
+// address is that of an endpoint of the i-th Service. 128 addresses are for each Service, which
+// leaves those of pods alone.
+func address(i, number int) string {
+	n := 128*i + number
+	return fmt.Sprintf("10.%d.%d.%d", 128+n>>16, n>>8&0xff, n&0xff)
+}
 
 // nodeOf spreads endpoints over five hundred nodes, of which the first few
 // exist: a node has room for a hundred pods or so.
 func nodeOf(i, number int) string { return fmt.Sprintf("node-%d", (i+37*number)%500+1) }
+
+// writers write at the same time.
+const writers = 16
 
 // create writes all objects.
 func (w *world) create(ctx context.Context) error {
@@ -58,7 +70,7 @@ func (w *world) create(ctx context.Context) error {
 	defer cancel(nil)
 	work := make(chan int)
 	var group sync.WaitGroup
-	for range 16 {
+	for range writers {
 		group.Go(func() {
 			for i := range work {
 				ip, err := w.createService(ctx, i)
@@ -80,10 +92,10 @@ func (w *world) create(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	send(probeIndex)
 	for i := range w.services {
 		send(i)
 	}
+	send(probeIndex) // whose address must not be one of etcd.createService's
 	close(work)
 	group.Wait()
 	return context.Cause(ctx)
@@ -94,6 +106,9 @@ func (w *world) create(ctx context.Context) error {
 func (w *world) createService(ctx context.Context, i int) (string, error) {
 	if err := w.client.Create(ctx, w.slice(i, 0)); err != nil {
 		return "", err
+	}
+	if w.services > manyServices && i != probeIndex {
+		return w.etcd.createService(ctx, i)
 	}
 	service := service(i)
 	err := w.client.Create(ctx, service)
@@ -137,16 +152,37 @@ func (w *world) slice(i, generation int) *discoveryv1.EndpointSlice {
 }
 
 // movedTo is the number of the endpoint that a generation adds.
-func movedTo(generation int) int { return maxEndpoints + 1 + generation%150 }
+func movedTo(generation int) int { return maxEndpoints + 1 + generation%23 }
 
-// changeOne moves one endpoint of one of the Services, each time of another.
+// changeOne moves one endpoint of one of the Services, each time of another. The endpoint that
+// goes still answers, as a terminating pod does.
 func (w *world) changeOne(ctx context.Context) error {
-	w.changes++
-	return w.client.Update(ctx, w.slice((w.changes*37+11)%w.services, w.changes))
+	change := int(w.changes.Add(1))
+	return w.client.Update(ctx, w.slice(w.changedBy(change), change))
+}
+
+// changedBy is the Service that a change changes.
+func (w *world) changedBy(change int) int { return (change*37 + 11) % w.services }
+
+// service is where the i-th Service is served.
+func (w *world) service(i int) netip.AddrPort {
+	ip := w.probe
+	if i != probeIndex {
+		ip = w.clusterIPs[i]
+	}
+	return netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+}
+
+// busy is some Service, every other time one of those that changed last.
+func (w *world) busy() int {
+	if rand.IntN(2) == 0 {
+		return rand.IntN(w.services)
+	}
+	return w.changedBy(max(0, int(w.changes.Load())-rand.IntN(10)))
 }
 
 // moveProbe moves the only endpoint of the probe and returns its new address.
 func (w *world) moveProbe(ctx context.Context) (string, error) {
-	w.changes++
-	return address(probeIndex, movedTo(w.changes)), w.client.Update(ctx, w.slice(probeIndex, w.changes))
+	change := int(w.changes.Add(1))
+	return address(probeIndex, movedTo(change)), w.client.Update(ctx, w.slice(probeIndex, change))
 }

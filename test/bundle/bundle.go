@@ -1,5 +1,3 @@
-// Package bundle reads an OLM bundle and checks the rules that OLM and its catalogs
-// publish for bundles, which docs/olm.md lists. Its tests check this repository's bundle.
 package bundle
 
 import (
@@ -85,7 +83,7 @@ type Icon struct {
 	MediaType string `json:"mediatype"`
 }
 
-// InstallMode says which namespaces an operator may be told to watch.
+// InstallMode states which namespaces an operator may be asked to watch.
 type InstallMode struct {
 	Type      string `json:"type"`
 	Supported bool   `json:"supported"`
@@ -108,13 +106,13 @@ type Deployment struct {
 	Spec  appsv1.DeploymentSpec `json:"spec"`
 }
 
-// Permissions are the rights that OLM gives to a service account, which it makes.
+// Permissions are those that OLM gives to a service account, which it makes.
 type Permissions struct {
 	ServiceAccountName string              `json:"serviceAccountName"`
 	Rules              []rbacv1.PolicyRule `json:"rules"`
 }
 
-// Owned says what consoles show of a kind.
+// Owned states what consoles show of a kind.
 type Owned struct {
 	Name              string       `json:"name"`
 	Kind              string       `json:"kind"`
@@ -132,7 +130,7 @@ type Resource struct {
 	Version string `json:"version"`
 }
 
-// Descriptor says what consoles show of a field.
+// Descriptor states what consoles show of a field.
 type Descriptor struct {
 	Path        string `json:"path"`
 	DisplayName string `json:"displayName"`

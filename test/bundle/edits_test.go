@@ -22,7 +22,7 @@ type edit struct {
 	rule, name string
 	file       string
 	old, text  string // old "" stands for the whole file
-	want       string // what the rule says
+	want       string // what the rule reports
 }
 
 // apply returns the files of a bundle with the edit. VERSION and CHANNEL in it stand
@@ -206,12 +206,12 @@ func editsOfInstall() []edit {
 		{"service-accounts", "made twice", newFile, "", object("v1", "ServiceAccount", "nodeproxy-agent", ""), "here besides"},
 		{"service-accounts", "not made", csvFile, "              serviceAccountName: nodeproxy-controller\n", "              serviceAccountName: other\n", "runs as \"other\""},
 		{"service-accounts", "two entries", csvFile, agents, "        serviceAccountName: nodeproxy-controller\n", "are there twice"},
-		{"no-crd-rights", "create", newFile, "", role("apiextensions.k8s.io", "customresourcedefinitions", "create"), "ClusterRole new may create"},
-		{"no-crd-rights", "everything", newFile, "", role("*", "*", "*"), "ClusterRole new may create"},
-		{"no-crd-rights", "in the version", csvFile, "          - customresourcedefinitions\n          verbs:\n", "          - customresourcedefinitions\n          verbs:\n          - update\n", "nodeproxy-controller may update"},
-		{"no-budget-rights", "patch", newFile, "", role("policy", "poddisruptionbudgets", "patch"), "may patch"},
+		{"no-crd-permissions", "create", newFile, "", role("apiextensions.k8s.io", "customresourcedefinitions", "create"), "ClusterRole new may create"},
+		{"no-crd-permissions", "everything", newFile, "", role("*", "*", "*"), "ClusterRole new may create"},
+		{"no-crd-permissions", "in the version", csvFile, "          - customresourcedefinitions\n          verbs:\n", "          - customresourcedefinitions\n          verbs:\n          - update\n", "nodeproxy-controller may update"},
+		{"no-budget-permissions", "patch", newFile, "", role("policy", "poddisruptionbudgets", "patch"), "may patch"},
 		{"no-scc-changes", "update", newFile, "", role("security.openshift.io", "securitycontextconstraints", "update"), "may update"},
-		{"no-wildcard-rights", "verbs", newFile, "", role("", "pods", "*"), "verbs: *"},
+		{"no-wildcard-permissions", "verbs", newFile, "", role("", "pods", "*"), "verbs: *"},
 		{"disruption-budgets", "none", budgetFile, "maxUnavailable: 1", "maxUnavailable: 0", "maxUnavailable is 0"},
 		{"disruption-budgets", "all", budgetFile, "maxUnavailable: 1", "minAvailable: 100%", "minAvailable is 100%"},
 		{"disruption-budgets", "all by number", budgetFile, "maxUnavailable: 1", "minAvailable: 2", "minAvailable is 2, of 2 pods"},

@@ -19,14 +19,14 @@ import (
 // installStrategy: Deployments that find their pods.
 func installStrategy(b *Bundle) []string {
 	install := b.CSV.Spec.Install
-	wrong := say(install.Strategy != "deployment", "install.strategy is %q, want deployment", install.Strategy)
-	wrong = append(wrong, say(len(install.Spec.Deployments) == 0, "there is no Deployment")...)
+	wrong := violation(install.Strategy != "deployment", "install.strategy is %q, want deployment", install.Strategy)
+	wrong = append(wrong, violation(len(install.Spec.Deployments) == 0, "there is no Deployment")...)
 	seen := map[string]bool{}
 	for _, d := range install.Spec.Deployments {
-		wrong = append(wrong, say(d.Name == "" || seen[d.Name], "the Deployment %q has no name of its own", d.Name)...)
+		wrong = append(wrong, violation(d.Name == "" || seen[d.Name], "the Deployment %q has no name of its own", d.Name)...)
 		seen[d.Name] = true
 		selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
-		wrong = append(wrong, say(err != nil || selector.Empty() || !selector.Matches(labels.Set(d.Spec.Template.Labels)),
+		wrong = append(wrong, violation(err != nil || selector.Empty() || !selector.Matches(labels.Set(d.Spec.Template.Labels)),
 			"%s does not select its own pods: %v", d.Name, err)...)
 	}
 	return wrong
@@ -45,7 +45,7 @@ func (b *Bundle) containers() (out []corev1.Container) {
 func requests(b *Bundle) (wrong []string) {
 	for _, c := range b.containers() {
 		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
-			wrong = append(wrong, say(c.Resources.Requests.Name(name, "").IsZero(), "the container %s requests no %s", c.Name, name)...)
+			wrong = append(wrong, violation(c.Resources.Requests.Name(name, "").IsZero(), "the container %s requests no %s", c.Name, name)...)
 		}
 	}
 	return wrong
@@ -69,15 +69,15 @@ func (b *Bundle) images() map[string]string {
 func relatedImages(b *Bundle) (wrong []string) {
 	images, related, named := b.images(), map[string]bool{}, map[string]bool{}
 	for _, r := range b.CSV.Spec.RelatedImages {
-		wrong = append(wrong, say(images[r.Image] == "", "the related image %s is not used", r.Image)...)
-		wrong = append(wrong, say(r.Name == "" || named[r.Name] || related[r.Image], "the related image %s (%q) is there twice, or has no name", r.Image, r.Name)...)
+		wrong = append(wrong, violation(images[r.Image] == "", "the related image %s is not used", r.Image)...)
+		wrong = append(wrong, violation(r.Name == "" || named[r.Name] || related[r.Image], "the related image %s (%q) is there twice, or has no name", r.Image, r.Name)...)
 		related[r.Image], named[r.Name] = true, true
 	}
 	for _, image := range sortedKeys(images) {
-		wrong = append(wrong, say(!related[image], "the image %s of %s is not related", image, images[image])...)
+		wrong = append(wrong, violation(!related[image], "the image %s of %s is not related", image, images[image])...)
 	}
 	main := b.CSV.Annotations["containerImage"]
-	return append(wrong, say(!strings.HasPrefix(images[main], "the container"), "the annotation containerImage is %q, which no container runs", main)...)
+	return append(wrong, violation(!strings.HasPrefix(images[main], "the container"), "the annotation containerImage is %q, which no container runs", main)...)
 }
 
 // byTag and byDigest match names of images.
@@ -96,13 +96,13 @@ func imageNames(b *Bundle) (wrong []string) {
 			continue
 		}
 		tagged := byTag.MatchString(image) && strings.HasSuffix(image, ":v"+b.CSV.Spec.Version)
-		wrong = append(wrong, say(!tagged,
+		wrong = append(wrong, violation(!tagged,
 			"the image %q of %s has neither a digest nor the tag v%s", image, images[image], b.CSV.Spec.Version)...)
 	}
-	return append(wrong, say(digests > 0 && digests < len(images), "some images are named by digest, others by tag")...)
+	return append(wrong, violation(digests > 0 && digests < len(images), "some images are named by digest, others by tag")...)
 }
 
-// rules are all rights that the bundle gives, and to whom.
+// rules are all permissions that the bundle gives, and to whom.
 func (b *Bundle) rules() map[string][]rbacv1.PolicyRule {
 	out := map[string][]rbacv1.PolicyRule{}
 	spec := b.CSV.Spec.Install.Spec
@@ -121,8 +121,8 @@ func (b *Bundle) rules() map[string][]rbacv1.PolicyRule {
 	return out
 }
 
-// rights says what in rules is of a resource and allows one of some verbs.
-func (b *Bundle) rights(group, resource string, verbs ...string) (out []string) {
+// allowed lists what in rules is of a resource and allows one of some verbs.
+func (b *Bundle) allowed(group, resource string, verbs ...string) (out []string) {
 	all := b.rules()
 	for _, who := range sortedKeys(all) {
 		for _, rule := range all[who] {
@@ -130,7 +130,7 @@ func (b *Bundle) rights(group, resource string, verbs ...string) (out []string) 
 				continue
 			}
 			for _, verb := range verbs {
-				out = append(out, say(has(rule.Verbs, verb), "%s may %s %s.%s", who, verb, resource, group)...)
+				out = append(out, violation(has(rule.Verbs, verb), "%s may %s %s.%s", who, verb, resource, group)...)
 			}
 		}
 	}
@@ -142,28 +142,28 @@ func has(list []string, what string) bool {
 	return slices.Contains(list, what) || slices.Contains(list, "*")
 }
 
-// noCRDRights: CRDs are OLM's.
-func noCRDRights(b *Bundle) []string {
-	return b.rights("apiextensions.k8s.io", "customresourcedefinitions", "create", "update", "patch", "delete")
+// noCRDPermissions: CRDs are OLM's.
+func noCRDPermissions(b *Bundle) []string {
+	return b.allowed("apiextensions.k8s.io", "customresourcedefinitions", "create", "update", "patch", "delete")
 }
 
-// noBudgetRights: budgets can keep nodes from being drained.
-func noBudgetRights(b *Bundle) []string {
-	return b.rights("policy", "poddisruptionbudgets", "create", "update", "patch")
+// noBudgetPermissions: budgets can keep nodes from being drained.
+func noBudgetPermissions(b *Bundle) []string {
+	return b.allowed("policy", "poddisruptionbudgets", "create", "update", "patch")
 }
 
 // noSCCChanges: OpenShift's security context constraints may be used, and no more.
 func noSCCChanges(b *Bundle) []string {
-	return b.rights("security.openshift.io", "securitycontextconstraints", "create", "update", "patch", "delete")
+	return b.allowed("security.openshift.io", "securitycontextconstraints", "create", "update", "patch", "delete")
 }
 
-// noWildcardRights: who installs it sees what it may do.
-func noWildcardRights(b *Bundle) (wrong []string) {
+// noWildcardPermissions: who installs it sees what it may do.
+func noWildcardPermissions(b *Bundle) (wrong []string) {
 	all := b.rules()
 	for _, who := range sortedKeys(all) {
 		for _, rule := range all[who] {
 			for field, list := range map[string][]string{"apiGroups": rule.APIGroups, "resources": rule.Resources, "verbs": rule.Verbs} {
-				wrong = append(wrong, say(slices.Contains(list, "*"), "%s has a rule with %s: *", who, field)...)
+				wrong = append(wrong, violation(slices.Contains(list, "*"), "%s has a rule with %s: *", who, field)...)
 			}
 		}
 	}
@@ -178,16 +178,16 @@ func serviceAccounts(b *Bundle) (wrong []string) {
 	for kind, list := range map[string][]Permissions{"clusterPermissions": spec.ClusterPermissions, "permissions": spec.Permissions} {
 		seen := map[string]bool{}
 		for _, p := range list {
-			wrong = append(wrong, say(p.ServiceAccountName == "" || seen[p.ServiceAccountName] || len(p.Rules) == 0,
+			wrong = append(wrong, violation(p.ServiceAccountName == "" || seen[p.ServiceAccountName] || len(p.Rules) == 0,
 				"%s of %q are there twice, or are none", kind, p.ServiceAccountName)...)
 			seen[p.ServiceAccountName], made[p.ServiceAccountName] = true, true
 		}
 	}
 	for _, o := range b.Objects {
-		wrong = append(wrong, say(o.GetKind() == kindAccount && made[o.GetName()], "the ServiceAccount %s is made by OLM, and here besides", o.GetName())...)
+		wrong = append(wrong, violation(o.GetKind() == kindAccount && made[o.GetName()], "the ServiceAccount %s is made by OLM, and here besides", o.GetName())...)
 	}
 	for _, d := range spec.Deployments {
-		wrong = append(wrong, say(!made[d.Spec.Template.Spec.ServiceAccountName], "%s runs as %q, which has no rights and is not made", d.Name, d.Spec.Template.Spec.ServiceAccountName)...)
+		wrong = append(wrong, violation(!made[d.Spec.Template.Spec.ServiceAccountName], "%s runs as %q, which has no permissions and is not made", d.Name, d.Spec.Template.Spec.ServiceAccountName)...)
 	}
 	return wrong
 }
@@ -204,15 +204,15 @@ func disruptionBudgets(b *Bundle) (wrong []string) {
 			continue
 		}
 		most, least := budget.Spec.MaxUnavailable, budget.Spec.MinAvailable
-		wrong = append(wrong, say(most != nil && (most.String() == "0" || most.String() == "0%"), "%s: maxUnavailable is %s", name, most)...)
-		wrong = append(wrong, say(least != nil && least.String() == "100%", "%s: minAvailable is 100%%", name)...)
+		wrong = append(wrong, violation(most != nil && (most.String() == "0" || most.String() == "0%"), "%s: maxUnavailable is %s", name, most)...)
+		wrong = append(wrong, violation(least != nil && least.String() == "100%", "%s: minAvailable is 100%%", name)...)
 		if least == nil || least.Type != intstr.Int {
 			continue
 		}
 		for _, d := range b.CSV.Spec.Install.Spec.Deployments {
 			selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 			all := ptr.Deref(d.Spec.Replicas, 1)
-			wrong = append(wrong, say(err == nil && selector.Matches(labels.Set(d.Spec.Template.Labels)) && least.IntVal >= all,
+			wrong = append(wrong, violation(err == nil && selector.Matches(labels.Set(d.Spec.Template.Labels)) && least.IntVal >= all,
 				"%s: minAvailable is %d, of %d pods", name, least.IntVal, all)...)
 		}
 	}
@@ -222,6 +222,6 @@ func disruptionBudgets(b *Bundle) (wrong []string) {
 // noWebhooks: OLM v1 installs none, and a proxy must not depend on a Service.
 func noWebhooks(b *Bundle) []string {
 	apis := b.CSV.Spec.APIServices
-	return append(say(len(b.CSV.Spec.WebhookDefinitions) > 0, "there are webhookdefinitions"),
-		say(len(apis.Owned)+len(apis.Required) > 0, "there are apiservicedefinitions")...)
+	return append(violation(len(b.CSV.Spec.WebhookDefinitions) > 0, "there are webhookdefinitions"),
+		violation(len(apis.Owned)+len(apis.Required) > 0, "there are apiservicedefinitions")...)
 }

@@ -22,13 +22,13 @@ func crds(b *Bundle) (wrong []string) {
 			if v.Storage {
 				stored++
 			}
-			wrong = append(wrong, say(!hasSchema(&v) || v.Schema.OpenAPIV3Schema.Description == "",
+			wrong = append(wrong, violation(!hasSchema(&v) || v.Schema.OpenAPIV3Schema.Description == "",
 				"%s, %s: there is no schema with a description", c.Name, v.Name)...)
 		}
-		wrong = append(wrong, say(stored != 1, "%s: %d versions are stored", c.Name, stored)...)
-		wrong = append(wrong, say(c.Name != c.Spec.Names.Plural+"."+c.Spec.Group, "%s: the name is not that of its kind", c.Name)...)
-		wrong = append(wrong, say(c.Spec.PreserveUnknownFields, "%s: unknown fields are stored", c.Name)...)
-		wrong = append(wrong, say(c.Spec.Conversion != nil && c.Spec.Conversion.Strategy != apiextensionsv1.NoneConverter, "%s: versions are converted by a webhook", c.Name)...)
+		wrong = append(wrong, violation(stored != 1, "%s: %d versions are stored", c.Name, stored)...)
+		wrong = append(wrong, violation(c.Name != c.Spec.Names.Plural+"."+c.Spec.Group, "%s: the name is not that of its kind", c.Name)...)
+		wrong = append(wrong, violation(c.Spec.PreserveUnknownFields, "%s: unknown fields are stored", c.Name)...)
+		wrong = append(wrong, violation(c.Spec.Conversion != nil && c.Spec.Conversion.Strategy != apiextensionsv1.NoneConverter, "%s: versions are converted by a webhook", c.Name)...)
 	}
 	return wrong
 }
@@ -50,11 +50,11 @@ func ownedCRDs(b *Bundle) (wrong []string) {
 		}
 	}
 	for _, name := range sortedKeys(owned) {
-		wrong = append(wrong, say(here[name] == 0, "%s is owned, and has no CRD here", name)...)
-		wrong = append(wrong, say(owned[name] > 1, "%s is owned %d times", name, owned[name])...)
+		wrong = append(wrong, violation(here[name] == 0, "%s is owned, and has no CRD here", name)...)
+		wrong = append(wrong, violation(owned[name] > 1, "%s is owned %d times", name, owned[name])...)
 	}
 	for _, name := range sortedKeys(here) {
-		wrong = append(wrong, say(owned[name] == 0, "%s has a CRD here, and is not owned", name)...)
+		wrong = append(wrong, violation(owned[name] == 0, "%s has a CRD here, and is not owned", name)...)
 	}
 	return wrong
 }
@@ -62,10 +62,10 @@ func ownedCRDs(b *Bundle) (wrong []string) {
 // ownedDescriptions: what each kind is, and what it leads to.
 func ownedDescriptions(b *Bundle) (wrong []string) {
 	for _, o := range b.CSV.Spec.CRDs.Owned {
-		wrong = append(wrong, say(o.DisplayName == "" || o.Description == "", "%s has no displayName or description", o.Kind)...)
-		wrong = append(wrong, say(len(o.Resources) == 0, "%s has no resources", o.Kind)...)
+		wrong = append(wrong, violation(o.DisplayName == "" || o.Description == "", "%s has no displayName or description", o.Kind)...)
+		wrong = append(wrong, violation(len(o.Resources) == 0, "%s has no resources", o.Kind)...)
 		for _, r := range o.Resources {
-			wrong = append(wrong, say(r.Kind == "" || r.Version == "", "%s: a resource has no kind or version", o.Kind)...)
+			wrong = append(wrong, violation(r.Kind == "" || r.Version == "", "%s: a resource has no kind or version", o.Kind)...)
 		}
 	}
 	return wrong
@@ -89,7 +89,7 @@ func (b *Bundle) internal() (out []string, err error) {
 func descriptors(b *Bundle) (wrong []string) {
 	internal, err := b.internal()
 	if err != nil {
-		return say(true, "internal-objects: %v", err)
+		return violation(true, "internal-objects: %v", err)
 	}
 	for _, c := range b.CRDs {
 		if slices.Contains(internal, c.Name) {
@@ -112,18 +112,18 @@ func compare(of string, got []Descriptor, schema apiextensionsv1.JSONSchemaProps
 	want, seen := map[string]bool{}, map[string]bool{}
 	fields(&schema, "", want)
 	for _, d := range got {
-		wrong = append(wrong, say(d.DisplayName == "" || d.Description == "", "%s%s has no displayName or description", of, d.Path)...)
-		wrong = append(wrong, say(!want[d.Path], "%s%s is described, and there is no such field", of, d.Path)...)
-		wrong = append(wrong, say(seen[d.Path], "%s%s is described twice", of, d.Path)...)
+		wrong = append(wrong, violation(d.DisplayName == "" || d.Description == "", "%s%s has no displayName or description", of, d.Path)...)
+		wrong = append(wrong, violation(!want[d.Path], "%s%s is described, and there is no such field", of, d.Path)...)
+		wrong = append(wrong, violation(seen[d.Path], "%s%s is described twice", of, d.Path)...)
 		seen[d.Path] = true
 	}
 	for _, path := range sortedKeys(want) {
-		wrong = append(wrong, say(!seen[path], "%s%s is not described", of, path)...)
+		wrong = append(wrong, violation(!seen[path], "%s%s is not described", of, path)...)
 	}
 	return wrong
 }
 
-// fields collects the paths of fields as consoles write them: those of the members
+// fields collects the paths of fields as consoles write them: those of the fields
 // of a list with [0].
 func fields(schema *apiextensionsv1.JSONSchemaProps, prefix string, into map[string]bool) {
 	for name, props := range schema.Properties {
@@ -140,15 +140,15 @@ func internalObjects(b *Bundle) (wrong []string) {
 	internal, err := b.internal()
 	objects, examplesErr := b.written()
 	if err != nil || examplesErr != nil {
-		return say(true, "not JSON: %v, %v", err, examplesErr)
+		return violation(true, "not JSON: %v, %v", err, examplesErr)
 	}
 	for _, name := range internal {
 		isIt := func(o Owned) bool { return o.Name == name }
-		wrong = append(wrong, say(!slices.ContainsFunc(b.CSV.Spec.CRDs.Owned, isIt), "%s is hidden, and not owned", name)...)
+		wrong = append(wrong, violation(!slices.ContainsFunc(b.CSV.Spec.CRDs.Owned, isIt), "%s is hidden, and not owned", name)...)
 	}
 	for _, o := range b.CSV.Spec.CRDs.Owned {
 		ofIt := func(u *unstructured.Unstructured) bool { return u.GetKind() == o.Kind }
-		wrong = append(wrong, say(slices.ContainsFunc(objects, ofIt) == slices.Contains(internal, o.Name),
+		wrong = append(wrong, violation(slices.ContainsFunc(objects, ofIt) == slices.Contains(internal, o.Name),
 			"%s is to be hidden or to have an example, and not both", o.Kind)...)
 	}
 	return wrong
@@ -158,7 +158,7 @@ func internalObjects(b *Bundle) (wrong []string) {
 func examples(b *Bundle) (wrong []string) {
 	objects, err := b.written()
 	if err != nil {
-		return say(true, "the annotation alm-examples is not JSON: %v", err)
+		return violation(true, "the annotation alm-examples is not JSON: %v", err)
 	}
 	seen := map[string]int{}
 	for _, o := range objects {
@@ -167,10 +167,10 @@ func examples(b *Bundle) (wrong []string) {
 			_, group, _ := strings.Cut(owned.Name, ".")
 			return owned.Kind == o.GetKind() && o.GetAPIVersion() == group+"/"+owned.Version
 		}
-		wrong = append(wrong, say(!slices.ContainsFunc(b.CSV.Spec.CRDs.Owned, isIt), "the example %s of %s is of no owned kind", o.GetKind(), o.GetAPIVersion())...)
-		wrong = append(wrong, say(seen[o.GetKind()] > 1, "there are several examples of %s", o.GetKind())...)
+		wrong = append(wrong, violation(!slices.ContainsFunc(b.CSV.Spec.CRDs.Owned, isIt), "the example %s of %s is of no owned kind", o.GetKind(), o.GetAPIVersion())...)
+		wrong = append(wrong, violation(seen[o.GetKind()] > 1, "there are several examples of %s", o.GetKind())...)
 	}
-	wrong = append(wrong, say(len(objects) == 0, "there are no examples")...)
+	wrong = append(wrong, violation(len(objects) == 0, "there are no examples")...)
 	// They are checked by the CRDs that come with them.
 	for _, c := range b.CRDs {
 		for i := range c.Spec.Versions {
@@ -189,20 +189,20 @@ func examples(b *Bundle) (wrong []string) {
 	if err == nil {
 		_, err = manifest.Parse(context.Background(), bases, []manifest.File{{Name: "alm-examples", Text: list}})
 	}
-	return append(wrong, say(err != nil, "%v", err)...)
+	return append(wrong, violation(err != nil, "%v", err)...)
 }
 
 // exampleInAudit: who creates it without a change breaks nothing.
 func exampleInAudit(b *Bundle) (wrong []string) {
 	objects, err := b.written()
 	if err != nil {
-		return say(true, "the annotation alm-examples is not JSON: %v", err)
+		return violation(true, "the annotation alm-examples is not JSON: %v", err)
 	}
 	for _, o := range objects {
 		if o.GetKind() == "NodeProxy" {
 			got, _, err := unstructured.NestedString(o.Object, "spec", "settings", "enforcement")
-			return say(got != "Audit", "the example of NodeProxy has enforcement %q: %v", got, err)
+			return violation(got != "Audit", "the example of NodeProxy has enforcement %q: %v", got, err)
 		}
 	}
-	return say(true, "there is no example of NodeProxy")
+	return violation(true, "there is no example of NodeProxy")
 }

@@ -106,7 +106,7 @@ func noDependencies(b *Bundle) (wrong []string) {
 		}
 		_, kinds, _ := unstructured.NestedFieldNoCopy(o.Object, "spec", "customresourcedefinitions", "required")
 		_, native, _ := unstructured.NestedFieldNoCopy(o.Object, "spec", "nativeAPIs")
-		wrong = append(wrong, say(kinds || native, "the ClusterServiceVersion asks for kinds of others")...)
+		wrong = append(wrong, violation(kinds || native, "the ClusterServiceVersion asks for kinds of others")...)
 	}
 	return wrong
 }

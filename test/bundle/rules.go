@@ -32,8 +32,8 @@ func Rules() []Rule {
 		{"internal-objects", internalObjects}, {"examples", examples}, {"example-in-audit", exampleInAudit},
 
 		{"install-strategy", installStrategy}, {"requests", requests}, {"related-images", relatedImages},
-		{"image-names", imageNames}, {"service-accounts", serviceAccounts}, {"no-crd-rights", noCRDRights},
-		{"no-budget-rights", noBudgetRights}, {"no-scc-changes", noSCCChanges}, {"no-wildcard-rights", noWildcardRights},
+		{"image-names", imageNames}, {"service-accounts", serviceAccounts}, {"no-crd-permissions", noCRDPermissions},
+		{"no-budget-permissions", noBudgetPermissions}, {"no-scc-changes", noSCCChanges}, {"no-wildcard-permissions", noWildcardPermissions},
 		{"disruption-budgets", disruptionBudgets}, {"no-webhooks", noWebhooks}, {"no-dependencies", noDependencies},
 	}
 }
@@ -156,7 +156,7 @@ func metadata(b *Bundle) (wrong []string) {
 	return wrong
 }
 
-// dockerfileLabels: the image says the same as the metadata, and has all of it.
+// dockerfileLabels: the image states the same as the metadata, and has all of it.
 func dockerfileLabels(b *Bundle) (wrong []string) {
 	keys := append(sortedKeys(b.Annotations), sortedKeys(b.Labels)...)
 	slices.Sort(keys)

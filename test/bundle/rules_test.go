@@ -40,7 +40,7 @@ func TestBundleKeepsEveryRule(t *testing.T) {
 	}
 }
 
-// Every rule is broken by a bundle that differs in one place, and says so.
+// Every rule is broken by a bundle that differs in one place, and reports it.
 func TestEveryRuleCanBeBroken(t *testing.T) {
 	whole := parse(t, repository)
 	tried := map[string]bool{}
@@ -61,7 +61,7 @@ func TestEveryRuleCanBeBroken(t *testing.T) {
 			}
 			got := strings.Join(rules[at].Check(b), "\n")
 			if !strings.Contains(got, e.want) || got == "" {
-				t.Errorf("it says %q, want %q", got, e.want)
+				t.Errorf("it reports %q, want %q", got, e.want)
 			}
 		})
 	}

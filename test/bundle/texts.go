@@ -19,8 +19,8 @@ import (
 	semver "k8s.io/apimachinery/pkg/util/version"
 )
 
-// say is a list of one, or of nothing.
-func say(wrong bool, format string, args ...any) []string {
+// violation is a list of one, or of nothing.
+func violation(wrong bool, format string, args ...any) []string {
 	if !wrong {
 		return nil
 	}
@@ -30,7 +30,7 @@ func say(wrong bool, format string, args ...any) []string {
 // csvName: the package, and the version after a v.
 func csvName(b *Bundle) []string {
 	want := b.Annotations[keyPackage] + ".v" + b.CSV.Spec.Version
-	out := say(b.CSV.Name != want, "metadata.name is %q, want %q", b.CSV.Name, want)
+	out := violation(b.CSV.Name != want, "metadata.name is %q, want %q", b.CSV.Name, want)
 	for _, text := range validation.IsDNS1123Subdomain(b.CSV.Name) {
 		out = append(out, "metadata.name: "+text)
 	}
@@ -40,7 +40,7 @@ func csvName(b *Bundle) []string {
 // version: as semver has it, and not that of nothing.
 func version(b *Bundle) []string {
 	_, err := semver.ParseSemantic(b.CSV.Spec.Version)
-	return say(err != nil || b.CSV.Spec.Version == "0.0.0", "spec.version is %q, which is no version: %v", b.CSV.Spec.Version, err)
+	return violation(err != nil || b.CSV.Spec.Version == "0.0.0", "spec.version is %q, which is no version: %v", b.CSV.Spec.Version, err)
 }
 
 // replaces: if anything, an older version of this package.
@@ -51,41 +51,41 @@ func replaces(b *Bundle) []string {
 	former, found := strings.CutPrefix(b.CSV.Spec.Replaces, b.Annotations[keyPackage]+".v")
 	old, err := semver.ParseSemantic(former)
 	present, presentErr := semver.ParseSemantic(b.CSV.Spec.Version)
-	return say(!found || err != nil || presentErr != nil || !old.LessThan(present), "spec.replaces is %q, which is no version before %s", b.CSV.Spec.Replaces, b.CSV.Spec.Version)
+	return violation(!found || err != nil || presentErr != nil || !old.LessThan(present), "spec.replaces is %q, which is no version before %s", b.CSV.Spec.Replaces, b.CSV.Spec.Version)
 }
 
 // displayName: there is one.
 func displayName(b *Bundle) []string {
-	return say(strings.TrimSpace(b.CSV.Spec.DisplayName) == "", "spec.displayName is missing")
+	return violation(strings.TrimSpace(b.CSV.Spec.DisplayName) == "", "spec.displayName is missing")
 }
 
 // description: a page for the console, and a line for lists.
 func description(b *Bundle) []string {
 	line := b.CSV.Annotations["description"]
-	return append(say(len(b.CSV.Spec.Description) < 500, "spec.description has %d characters: it is what people decide by", len(b.CSV.Spec.Description)),
-		say(line == "" || len(line) > 135, "the annotation description has %d characters, and may have 1 to 135", len(line))...)
+	return append(violation(len(b.CSV.Spec.Description) < 500, "spec.description has %d characters: it is what people decide by", len(b.CSV.Spec.Description)),
+		violation(line == "" || len(line) > 135, "the annotation description has %d characters, and may have 1 to 135", len(line))...)
 }
 
 // icon: one, which can be shown.
 func icon(b *Bundle) []string {
 	if len(b.CSV.Spec.Icon) != 1 {
-		return say(true, "%d icons, want one", len(b.CSV.Spec.Icon))
+		return violation(true, "%d icons, want one", len(b.CSV.Spec.Icon))
 	}
 	i := b.CSV.Spec.Icon[0]
 	raw, err := base64.StdEncoding.DecodeString(i.Data)
 	if err != nil || len(raw) == 0 {
-		return say(true, "the icon is not base64: %v", err)
+		return violation(true, "the icon is not base64: %v", err)
 	}
 	switch i.MediaType {
 	case "image/svg+xml":
 		root := struct{ XMLName xml.Name }{}
 		err := xml.Unmarshal(raw, &root)
-		return say(err != nil || root.XMLName.Local != "svg", "the icon is no SVG: %v", err)
+		return violation(err != nil || root.XMLName.Local != "svg", "the icon is no SVG: %v", err)
 	case "image/png":
 		_, format, err := image.DecodeConfig(bytes.NewReader(raw))
-		return say(err != nil || format != "png", "the icon is no PNG: %v", err)
+		return violation(err != nil || format != "png", "the icon is no PNG: %v", err)
 	}
-	return say(true, "the icon is of type %q; consoles show image/svg+xml and image/png", i.MediaType)
+	return violation(true, "the icon is of type %q; consoles show image/svg+xml and image/png", i.MediaType)
 }
 
 func isURL(text string) bool {
@@ -96,43 +96,43 @@ func isURL(text string) bool {
 // provider: a name, and where to find it.
 func provider(b *Bundle) []string {
 	p := b.CSV.Spec.Provider
-	return say(p.Name == "" || !isURL(p.URL), "spec.provider is %q, %q", p.Name, p.URL)
+	return violation(p.Name == "" || !isURL(p.URL), "spec.provider is %q, %q", p.Name, p.URL)
 }
 
 // maintainers: each with a name and an address.
 func maintainers(b *Bundle) []string {
-	out := say(len(b.CSV.Spec.Maintainers) == 0, "spec.maintainers is missing")
+	out := violation(len(b.CSV.Spec.Maintainers) == 0, "spec.maintainers is missing")
 	for _, m := range b.CSV.Spec.Maintainers {
 		_, err := mail.ParseAddress(m.Email)
-		out = append(out, say(m.Name == "" || err != nil, "spec.maintainers has %q, %q: %v", m.Name, m.Email, err)...)
+		out = append(out, violation(m.Name == "" || err != nil, "spec.maintainers has %q, %q: %v", m.Name, m.Email, err)...)
 	}
 	return out
 }
 
 // links: each with a name and a URL.
 func links(b *Bundle) []string {
-	out := say(len(b.CSV.Spec.Links) == 0, "spec.links is missing")
+	out := violation(len(b.CSV.Spec.Links) == 0, "spec.links is missing")
 	for _, l := range b.CSV.Spec.Links {
-		out = append(out, say(l.Name == "" || !isURL(l.URL), "spec.links has %q, %q", l.Name, l.URL)...)
+		out = append(out, violation(l.Name == "" || !isURL(l.URL), "spec.links has %q, %q", l.Name, l.URL)...)
 	}
 	return out
 }
 
 // keywords: there are some.
 func keywords(b *Bundle) []string {
-	return say(len(b.CSV.Spec.Keywords) == 0 || slices.Contains(b.CSV.Spec.Keywords, ""), "spec.keywords is %q", b.CSV.Spec.Keywords)
+	return violation(len(b.CSV.Spec.Keywords) == 0 || slices.Contains(b.CSV.Spec.Keywords, ""), "spec.keywords is %q", b.CSV.Spec.Keywords)
 }
 
 // maturity: one that consoles know.
 func maturity(b *Bundle) []string {
 	known := []string{"planning", "pre-alpha", "alpha", "beta", "stable", "mature", "inactive", "deprecated"}
-	return say(!slices.Contains(known, b.CSV.Spec.Maturity), "spec.maturity is %q, which is none of %q", b.CSV.Spec.Maturity, known)
+	return violation(!slices.Contains(known, b.CSV.Spec.Maturity), "spec.maturity is %q, which is none of %q", b.CSV.Spec.Maturity, known)
 }
 
 // minKubeVersion: three numbers.
 func minKubeVersion(b *Bundle) []string {
 	_, err := semver.ParseSemantic(b.CSV.Spec.MinKubeVersion)
-	return say(err != nil, "spec.minKubeVersion is %q: %v", b.CSV.Spec.MinKubeVersion, err)
+	return violation(err != nil, "spec.minKubeVersion is %q: %v", b.CSV.Spec.MinKubeVersion, err)
 }
 
 // installModes: the whole cluster and nothing less, because a node has one proxy.
@@ -140,10 +140,10 @@ func installModes(b *Bundle) (wrong []string) {
 	seen := map[string]int{}
 	for _, m := range b.CSV.Spec.InstallModes {
 		seen[m.Type]++
-		wrong = append(wrong, say(m.Supported != (m.Type == "AllNamespaces"), "install mode %s: supported is %t", m.Type, m.Supported)...)
+		wrong = append(wrong, violation(m.Supported != (m.Type == "AllNamespaces"), "install mode %s: supported is %t", m.Type, m.Supported)...)
 	}
 	for _, name := range []string{"OwnNamespace", "SingleNamespace", "MultiNamespace", "AllNamespaces"} {
-		wrong = append(wrong, say(seen[name] != 1, "install mode %s is there %d times", name, seen[name])...)
+		wrong = append(wrong, violation(seen[name] != 1, "install mode %s is there %d times", name, seen[name])...)
 	}
 	return wrong
 }
@@ -152,7 +152,7 @@ func installModes(b *Bundle) (wrong []string) {
 func capabilities(b *Bundle) []string {
 	known := []string{"Basic Install", "Seamless Upgrades", "Full Lifecycle", "Deep Insights", "Auto Pilot"}
 	got := b.CSV.Annotations["capabilities"]
-	return say(!slices.Contains(known, got), "the annotation capabilities is %q, which is none of %q", got, known)
+	return violation(!slices.Contains(known, got), "the annotation capabilities is %q, which is none of %q", got, known)
 }
 
 // categories: some that catalogs know.
@@ -164,17 +164,17 @@ func categories(b *Bundle) (wrong []string) {
 	}
 	for category := range strings.SplitSeq(b.CSV.Annotations["categories"], ",") {
 		category = strings.TrimSpace(category)
-		wrong = append(wrong, say(!slices.Contains(known, category), "the annotation categories has %q, which is none of %q", category, known)...)
+		wrong = append(wrong, violation(!slices.Contains(known, category), "the annotation categories has %q, which is none of %q", category, known)...)
 	}
 	return wrong
 }
 
 // annotations: what catalogs show besides.
 func annotations(b *Bundle) []string {
-	out := say(!isURL(b.CSV.Annotations["repository"]), "the annotation repository is %q, want a URL", b.CSV.Annotations["repository"])
-	out = append(out, say(b.CSV.Annotations["support"] == "", "the annotation support is missing")...)
+	out := violation(!isURL(b.CSV.Annotations["repository"]), "the annotation repository is %q, want a URL", b.CSV.Annotations["repository"])
+	out = append(out, violation(b.CSV.Annotations["support"] == "", "the annotation support is missing")...)
 	certified := b.CSV.Annotations["certified"]
-	return append(out, say(certified != "true" && certified != "false", "the annotation certified is %q, want true or false", certified)...)
+	return append(out, violation(certified != "true" && certified != "false", "the annotation certified is %q, want true or false", certified)...)
 }
 
 // features: OpenShift's, each answered.
@@ -183,7 +183,7 @@ func features(b *Bundle) (wrong []string) {
 	required := []string{"disconnected", "fips-compliant", "proxy-aware", "tls-profiles", "token-auth-aws", "token-auth-azure", "token-auth-gcp"}
 	optional := []string{"cnf", "cni", "csi"}
 	for _, name := range required {
-		wrong = append(wrong, say(b.CSV.Annotations[prefix+name] == "", "%s%s is missing", prefix, name)...)
+		wrong = append(wrong, violation(b.CSV.Annotations[prefix+name] == "", "%s%s is missing", prefix, name)...)
 	}
 	for key, value := range b.CSV.Annotations {
 		name, found := strings.CutPrefix(key, prefix)
@@ -204,15 +204,15 @@ func platforms(b *Bundle) []string {
 	for key, value := range b.CSV.Labels {
 		if found := platform.FindStringSubmatch(key); found != nil {
 			seen[found[1]] = true
-			wrong = append(wrong, say(value != "supported", "the label %s is %q, want supported", key, value)...)
+			wrong = append(wrong, violation(value != "supported", "the label %s is %q, want supported", key, value)...)
 		}
 	}
-	return append(wrong, say(!seen["arch"] || !seen["os"], "there are no labels operatorframework.io/arch.… and os.…")...)
+	return append(wrong, violation(!seen["arch"] || !seen["os"], "there are no labels operatorframework.io/arch.… and os.…")...)
 }
 
 // noCreationTime: the same input makes the same bundle.
 func noCreationTime(b *Bundle) []string {
-	return say(b.CSV.Annotations["createdAt"] != "", "the annotation createdAt changes by itself")
+	return violation(b.CSV.Annotations["createdAt"] != "", "the annotation createdAt changes by itself")
 }
 
 // suggestedNamespace: the console makes it, with the level of Pod Security that the
@@ -221,12 +221,12 @@ func suggestedNamespace(b *Bundle) []string {
 	const key, level = "operatorframework.io/suggested-namespace", "pod-security.kubernetes.io/enforce"
 	namespace := corev1.Namespace{}
 	if err := json.Unmarshal([]byte(b.CSV.Annotations[key+"-template"]), &namespace); err != nil {
-		return say(true, "the annotation %s-template is not JSON: %v", key, err)
+		return violation(true, "the annotation %s-template is not JSON: %v", key, err)
 	}
-	out := say(namespace.Kind != "Namespace" || namespace.Name == "" || namespace.Name != b.CSV.Annotations[key],
+	out := violation(namespace.Kind != "Namespace" || namespace.Name == "" || namespace.Name != b.CSV.Annotations[key],
 		"%s is %q, its template a %s named %q", key, b.CSV.Annotations[key], namespace.Kind, namespace.Name)
 	for _, d := range b.CSV.Spec.Install.Spec.Deployments {
-		out = append(out, say(d.Spec.Template.Spec.HostNetwork && namespace.Labels[level] != "privileged",
+		out = append(out, violation(d.Spec.Template.Spec.HostNetwork && namespace.Labels[level] != "privileged",
 			"%s uses the node's network, and the template of the namespace has %s: %q", d.Name, level, namespace.Labels[level])...)
 	}
 	return out

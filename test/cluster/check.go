@@ -8,7 +8,7 @@ import (
 )
 
 // ErrNotPossible is what Check and Start wrap when this machine or this user
-// cannot run a cluster. Its message says what to do about it.
+// cannot run a cluster. Its message explains what to do about it.
 var ErrNotPossible = errors.New("cannot run a local cluster")
 
 // Check reports whether a cluster can run here, in one line that names the

@@ -23,7 +23,7 @@ import (
 // echoPackage is the program that each pod runs.
 const echoPackage = "github.com/nodeproxy-io/nodeproxy/test/cluster/cmd/echo"
 
-// Options say what kind of cluster to start.
+// Options configure the cluster.
 type Options struct {
 	// Nodes is how many nodes there are from the start; AddNode adds more.
 	Nodes int
@@ -254,7 +254,7 @@ func (c *Cluster) RESTConfig() *rest.Config { return rest.CopyConfig(c.config) }
 func (c *Cluster) ControlPlane() *Place { return c.control }
 
 // Outside is a client outside the cluster. It reaches the nodes' addresses, and
-// load balancers' addresses as RouteFromOutside says.
+// load balancers' addresses as RouteFromOutside describes.
 func (c *Cluster) Outside() *Place { return c.outside }
 
 // Nodes returns the cluster's nodes.

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// needsRoot says why a test is left out for an ordinary user.
+// needsRoot explains why a test is left out for an ordinary user.
 func needsRoot(t *testing.T) {
 	t.Helper()
 	if err := cluster.Check(); err != nil {
@@ -117,14 +117,14 @@ func TestPodsAndSlices(t *testing.T) {
 		}
 	})
 
-	t.Run("failures are told apart", func(t *testing.T) {
+	t.Run("failures are distinguished", func(t *testing.T) {
 		g := NewWithT(t)
 		_, err := a.Dial(ctx, "tcp", b.Address(81))
-		g.Expect(err).To(MatchError(cluster.ErrRefused))
+		g.Expect(err).To(MatchError(cluster.ErrRejected))
 		_, err = a.Dial(ctx, "udp", b.Address(81))
-		g.Expect(err).To(MatchError(cluster.ErrRefused))
+		g.Expect(err).To(MatchError(cluster.ErrRejected))
 		_, err = a.Dial(ctx, "tcp", b.Address6(81))
-		g.Expect(err).To(MatchError(cluster.ErrRefused))
+		g.Expect(err).To(MatchError(cluster.ErrRejected))
 		for _, network := range []string{"tcp", "udp"} {
 			for _, ip := range service.Spec.ClusterIPs {
 				short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
@@ -208,15 +208,15 @@ func TestPodsAndSlices(t *testing.T) {
 		g.Expect(err).To(MatchError(cluster.ErrNoAnswer))
 		g.Expect(c.RouteFromOutside("203.0.113.9", c.Node(1))).To(Succeed())
 		_, err = c.Outside().Dial(ctx, "tcp", "203.0.113.9:8080")
-		g.Expect(err).To(MatchError(cluster.ErrRefused))
+		g.Expect(err).To(MatchError(cluster.ErrRejected))
 		_, err = c.Node(1).Exec(ctx, "ip", "address", "add", "2001:db8::9/128", "dev", "lo")
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(c.RouteFromOutside("2001:db8::9", c.Node(1))).To(Succeed())
 		_, err = c.Outside().Dial(ctx, "tcp", "[2001:db8::9]:8080")
-		g.Expect(err).To(MatchError(cluster.ErrRefused))
+		g.Expect(err).To(MatchError(cluster.ErrRejected))
 	})
 
-	t.Run("kubectl and rights", func(t *testing.T) {
+	t.Run("kubectl and permissions", func(t *testing.T) {
 		g := NewWithT(t)
 		out, err := c.Kubectl(ctx, "get", "nodes", "--no-headers")
 		g.Expect(err).NotTo(HaveOccurred())
@@ -315,7 +315,7 @@ func TestEndOfContextRemovesTheCluster(t *testing.T) {
 	g.Expect(err).To(MatchError(ContainSubstring("stopped")))
 }
 
-// runChild starts a cluster, says its number and waits.
+// runChild starts a cluster, states its number and waits.
 func runChild() {
 	keep := os.Getenv(childVariable) == "keep"
 	c, err := cluster.Start(context.Background(), cluster.Options{Nodes: 1, Progress: os.Stderr, Keep: keep})
@@ -351,7 +351,7 @@ func child(t *testing.T, mode string) (*exec.Cmd, int) {
 	}
 	var number int
 	if _, err := fmt.Fscan(stdout, &number); err != nil {
-		t.Fatalf("the child says no number: %v", errors.Join(err, cmd.Wait()))
+		t.Fatalf("the child reports no number: %v", errors.Join(err, cmd.Wait()))
 	}
 	return cmd, number
 }

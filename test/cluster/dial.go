@@ -21,8 +21,8 @@ import (
 
 // How a connection can fail. Dial and Ask wrap one of these where they know.
 var (
-	// ErrRefused means a rejection: a TCP reset or an ICMP message.
-	ErrRefused = errors.New("refused")
+	// ErrRejected means a rejection: a TCP reset or an ICMP message.
+	ErrRejected = errors.New("rejected")
 	// ErrNoAnswer means that nothing came back within the time.
 	ErrNoAnswer = errors.New("no answer")
 	// ErrClosed means that the other side ended an open connection.
@@ -34,7 +34,7 @@ var (
 // packet on a busy machine is not taken for a rule that drops.
 const dialTimeout = 2500 * time.Millisecond
 
-// Answer is what an echo server says.
+// Answer is what an echo server reports.
 type Answer struct {
 	// Server is the name of the pod that answered.
 	Server string
@@ -86,17 +86,17 @@ func (p *Place) Transport() *http.Transport {
 	}}
 }
 
-// Get reads what a web server says, which has to be well: with any other status
-// than 200 it fails. See Fetch for what a server says of its trouble.
+// Get reads what a web server reports, which has to be well: with any other status
+// than 200 it fails. See Fetch for what a server reports about its problems.
 func (p *Place) Get(ctx context.Context, url string) (string, error) {
 	status, text, err := p.Fetch(ctx, url)
 	if err == nil && status != http.StatusOK {
-		err = fmt.Errorf("%s says %d: %s", url, status, strings.TrimSpace(text))
+		err = fmt.Errorf("%s reports %d: %s", url, status, strings.TrimSpace(text))
 	}
 	return text, err
 }
 
-// Fetch reads what a web server says, well or not.
+// Fetch reads what a web server reports, well or not.
 func (p *Place) Fetch(ctx context.Context, url string) (status int, text string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
@@ -184,7 +184,7 @@ func (c *Conn) ask(until time.Time) (Answer, error) {
 	server, client, _ := strings.Cut(strings.TrimSpace(line), " ")
 	addr, err := netip.ParseAddrPort(client)
 	if err != nil {
-		return Answer{}, fmt.Errorf("the server says %q: %w", line, err)
+		return Answer{}, fmt.Errorf("the server reports %q: %w", line, err)
 	}
 	return Answer{Server: server, Client: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())}, nil
 }
@@ -224,8 +224,8 @@ func (c *Conn) FirstArrived() error {
 
 // Hold asks every so often, with that much patience for each answer, until ctx is
 // done or an answer is wrong: the connection must not break, and not move to
-// another server. It calls told for each question with the time it was asked.
-func (c *Conn) Hold(ctx context.Context, every, patience time.Duration, told func(asked time.Time, err error)) {
+// another server. It calls report for each question with the time it was asked.
+func (c *Conn) Hold(ctx context.Context, every, patience time.Duration, report func(asked time.Time, err error)) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	var first *Answer
@@ -238,7 +238,7 @@ func (c *Conn) Hold(ctx context.Context, every, patience time.Duration, told fun
 		if err == nil && first != nil && answer != *first {
 			err = fmt.Errorf("answered by %s, before by %s", answer, *first)
 		}
-		told(asked, err)
+		report(asked, err)
 		if err != nil {
 			return
 		}
@@ -311,11 +311,11 @@ func localAddr(network, local string) (net.Addr, error) {
 	return net.TCPAddrFromAddrPort(addrPort), nil
 }
 
-// classify says in one of our errors how a connection failed.
+// classify reports in one of our errors how a connection failed.
 func classify(err error) error {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
-		return fmt.Errorf("%w: %w", ErrRefused, err)
+		return fmt.Errorf("%w: %w", ErrRejected, err)
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):
 		return fmt.Errorf("%w: %w", ErrNoAnswer, err)
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF):

@@ -44,4 +44,10 @@
 //
 // It needs root, the iptables command and, to build the control plane for the
 // first time, Go.
+//
+//   - cluster.go, controlplane.go, pki.go: start and stop; check.go: what it needs; slot.go, leftovers.go: several
+//     clusters, and what a killed run left
+//   - node.go, pod.go, place.go, named.go, machine.go, wire.go: nodes, pods, and their network namespaces
+//   - process.go, outage.go, races.go, cgroups.go: programs that run there
+//   - dial.go, service.go, trace.go: connections, and what the kernel knows of a lost one
 package cluster

@@ -143,7 +143,7 @@ func (m *Machine) boot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := m.init.saysReady(ctx); err != nil {
+	if err := m.init.reportsReady(ctx); err != nil {
 		return err
 	}
 	m.starter = newStarter()

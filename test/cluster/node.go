@@ -172,12 +172,12 @@ func (n *Node) Register(ctx context.Context) error {
 	return nil
 }
 
-// takeAddress reserves an address for a pod: the wanted one or the lowest free.
-func (n *Node) takeAddress(wanted string) (netip.Addr, error) {
+// takeAddress reserves an address for a pod: the desired one or the lowest free.
+func (n *Node) takeAddress(desired string) (netip.Addr, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if wanted != "" {
-		addr, err := netip.ParseAddr(wanted)
+	if desired != "" {
+		addr, err := netip.ParseAddr(desired)
 		if err != nil {
 			return addr, err
 		}

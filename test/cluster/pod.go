@@ -26,7 +26,7 @@ type Port struct {
 	Protocol corev1.Protocol
 }
 
-// PodSpec says what kind of pod to run.
+// PodSpec describes the pod.
 type PodSpec struct {
 	// Namespace is "default" when empty. It has to exist.
 	Namespace string
@@ -75,7 +75,7 @@ func (p *Pod) Address6(port int) string {
 func (p *Pod) Node() *Node { return p.node }
 
 // RunPod runs a pod on the node: its echo server answers before the Pod object
-// says that it is ready.
+// reports that it is ready.
 func (n *Node) RunPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 	if spec.Namespace == "" {
 		spec.Namespace = metav1.NamespaceDefault
@@ -163,7 +163,7 @@ func (p *Pod) startServer(ctx context.Context) error {
 		return err
 	}
 	p.server = server
-	return server.saysReady(ctx)
+	return server.reportsReady(ctx)
 }
 
 func (p Port) protocol() corev1.Protocol {
@@ -256,8 +256,8 @@ func (p *Pod) Delete(ctx context.Context) error {
 	return p.tearDown()
 }
 
-// Crash ends the pod's echo server without telling the API server, so that
-// connections to the pod are refused.
+// Crash ends the pod's echo server without informing the API server, so that
+// connections to the pod are rejected.
 func (p *Pod) Crash() error { return p.server.Kill() }
 
 func (p *Pod) deleteObject(ctx context.Context, graceSeconds int64) error {

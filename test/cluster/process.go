@@ -163,8 +163,8 @@ func (p *Process) Tail() string {
 	return "the end of its log:\n  " + strings.Join(lines[max(0, len(lines)-10):], "\n  ")
 }
 
-// saysReady waits until the process has written the line "ready".
-func (p *Process) saysReady(ctx context.Context) error {
+// reportsReady waits until the process has written the line "ready".
+func (p *Process) reportsReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	for {

@@ -25,7 +25,7 @@ func (u *Unanswered) Error() string { return fmt.Sprintf("from port %d: %v", u.F
 // Unwrap returns what wraps ErrNoAnswer.
 func (u *Unanswered) Unwrap() error { return u.err }
 
-// Trace says of a connection that got no answer what the connection tracking of
+// Trace reports of a connection that got no answer what the connection tracking of
 // each place holds of it and which rules it meets there. It has to be called soon,
 // as the kernel forgets. Other errors it returns as they are.
 func (c *Cluster) Trace(ctx context.Context, err error) error {
@@ -85,7 +85,7 @@ var tcpStates = []string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAI
 
 // Flows returns those TCP connections that the place tracks, in the IP family of an
 // address, that were asked for.
-func (p *Place) Flows(family netip.Addr, wanted func(Flow) bool) ([]Flow, error) {
+func (p *Place) Flows(family netip.Addr, filter func(Flow) bool) ([]Flow, error) {
 	inet := netlink.InetFamily(unix.AF_INET)
 	if family.Is6() {
 		inet = unix.AF_INET6
@@ -106,7 +106,7 @@ func (p *Place) Flows(family netip.Addr, wanted func(Flow) bool) ([]Flow, error)
 			if int(tcp.State) < len(tcpStates) {
 				f.State = tcpStates[tcp.State]
 			}
-			if wanted(f) {
+			if filter(f) {
 				found = append(found, f)
 			}
 		}
@@ -123,7 +123,7 @@ func end(ip []byte, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(a.Unmap(), port)
 }
 
-// rulesFor says how many rules for an address there are, and prints the first ones.
+// rulesFor states how many rules for an address there are, and prints the first ones.
 func (p *Place) rulesFor(ctx context.Context, to netip.AddrPort) string {
 	program := "iptables-save"
 	if to.Addr().Is6() {

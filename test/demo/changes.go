@@ -68,7 +68,7 @@ func (d *demo) lastPodGoes(ctx context.Context) {
 		if err := d.single.Terminate(ctx); err != nil {
 			return "", err
 		}
-		// The change is done when the object says so; then connect.
+		// The change is done when the object reports it; then connect.
 		err := install.Until(ctx, programmingLimit, func(ctx context.Context) error { return d.singleIsTerminating(ctx) })
 		if err != nil {
 			return "", err
@@ -76,12 +76,12 @@ func (d *demo) lastPodGoes(ctx context.Context) {
 		_, err = onlyTo(ctx, d.visitor.Place, address, 20, "single")
 		return "", err
 	})
-	d.report.check("it is gone: connections are refused at once", func() (string, error) {
+	d.report.check("it is gone: connections are rejected at once", func() (string, error) {
 		if err := d.single.Delete(ctx); err != nil {
 			return "", err
 		}
 		return "", install.Until(ctx, programmingLimit, func(ctx context.Context) error {
-			return refused(ctx, d.visitor.Place, "tcp", address)
+			return rejected(ctx, d.visitor.Place, "tcp", address)
 		})
 	})
 	d.report.check("another one starts: the Service answers again", func() (string, error) {
@@ -110,7 +110,7 @@ func (d *demo) singleIsTerminating(ctx context.Context) error {
 	return errors.New("no endpoint is terminating in ServiceProxyRules " + rules.Name)
 }
 
-// connectionTo opens connections until one goes to the wanted server, and keeps
+// connectionTo opens connections until one goes to the desired server, and keeps
 // that one.
 func connectionTo(ctx context.Context, from *cluster.Place, address, server string) (*cluster.Conn, error) {
 	for range 100 {
@@ -212,7 +212,7 @@ func (d *demo) rulesObjectsDeleted(ctx context.Context) error {
 	})
 	var before []v1alpha1.ServiceProxyRules
 	stop := d.watchAll(ctx)
-	d.report.check("the same without a controller: the nodes hold their rules", func() (string, error) {
+	d.report.check("the same without a controller: the nodes retain their rules", func() (string, error) {
 		err := d.controller.Stop()
 		if err == nil {
 			before, err = d.deleteRulesObjects(ctx)
@@ -304,7 +304,7 @@ func (d *demo) restarts(ctx context.Context) error {
 // again begins to count from zero.
 func (d *demo) restartAgent(ctx context.Context, i int, end func(*cluster.Process) error) (string, error) {
 	node := d.cluster.Node(i)
-	// The rules that say most are those of Services in use.
+	// The most useful rules are those of Services in use.
 	if _, err := connect(ctx, node.Place, d.clusterAddress("cluster-ip"), 20); err != nil {
 		return "", err
 	}
@@ -339,5 +339,5 @@ func (d *demo) restartAgent(ctx context.Context, i int, end func(*cluster.Proces
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%d rules, counters kept", len(after)), sameRules(before, after)
+	return fmt.Sprintf("%d rules, none written again", len(after)), sameRules(before, after, d.mode != v1alpha1.ModeNFTables)
 }

@@ -139,7 +139,7 @@ func (d *demo) runWeb(ctx context.Context, node int, name string) (*cluster.Pod,
 	})
 }
 
-// startNodeproxy installs nodeproxy as its documentation says and starts the
+// startNodeproxy installs nodeproxy as its documentation describes and starts the
 // controller and the agents.
 func (d *demo) startNodeproxy(ctx context.Context) error {
 	d.report.section("nodeproxy: one controller, one agent on each node")

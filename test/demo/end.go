@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -56,13 +57,16 @@ func (d *demo) stop() error {
 	return d.cluster.Stop()
 }
 
-// leave lets the cluster run on and says how to use it.
+// leave lets the cluster run on and states how to use it.
 func (d *demo) leave() error {
 	kubectl := filepath.Join(d.cluster.Assets(), "kubectl")
 	node, outside := d.cluster.Node(0).Namespace(), d.cluster.Outside().Namespace()
 	look := fmt.Sprintf("iptables-save -t nat | grep %s/load-balancer", namespace)
-	if d.mode == v1alpha1.ModeIPVS {
+	switch d.mode {
+	case v1alpha1.ModeIPVS:
 		look = fmt.Sprintf("ipvsadm -L -n -t %s:80", loadBalancerIP)
+	case v1alpha1.ModeNFTables:
+		look = "nft list table ip " + nftables.TableName
 	}
 	if err := d.cluster.Leave(); err != nil {
 		return err

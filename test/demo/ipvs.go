@@ -42,15 +42,15 @@ func inUserModeLinux(ctx context.Context, keep bool) (err error) {
 // virtualServer begins the name of one in what countedRules returns.
 const virtualServer = "virtual server "
 
-// addIPVS adds to the rules what a node holds of IPVS. A real server that only
+// addIPVS adds to the rules what a node has of IPVS. A real server that only
 // waits for the end of its connections is left out.
 func addIPVS(ctx context.Context, node *cluster.Node, rules map[string]int) error {
-	figures, err := node.Exec(ctx, "ipvsadm", "-L", "-n", "--stats", "--exact")
+	statistics, err := node.Exec(ctx, "ipvsadm", "-L", "-n", "--stats", "--exact")
 	if err != nil {
 		return err
 	}
 	line := regexp.MustCompile(`^(TCP|UDP|SCTP) +(\S+) +(\d+) `)
-	for text := range strings.Lines(figures) {
+	for text := range strings.Lines(statistics) {
 		if m := line.FindStringSubmatch(text); m != nil {
 			conns, err := strconv.Atoi(m[3])
 			if err != nil {
@@ -107,7 +107,7 @@ func (d *demo) virtualServersDeleted(ctx context.Context, node *cluster.Node) {
 	}
 }
 
-// showVirtualServers prints what ipvsadm says of a Service, and wants as many
+// showVirtualServers prints what ipvsadm reports of a Service, and wants as many
 // virtual servers as the node reports.
 func (d *demo) showVirtualServers(ctx context.Context, node *cluster.Node) {
 	d.report.check(node.Name()+" reports as many virtual servers, real servers and set entries as it has", func() (string, error) {
@@ -134,7 +134,7 @@ func (d *demo) showVirtualServers(ctx context.Context, node *cluster.Node) {
 			}
 			saw = fmt.Sprintf("%d, %d and %d", servers, reals, entries)
 			k := status.Kernel
-			// It counts those that drain, too. Figures alone are reported every five minutes,
+			// It counts those that drain, too. Counts alone are reported every five minutes,
 			// so that some it has counted may be gone.
 			if k == nil || k.VirtualServers != servers || k.RealServers < reals || k.IPSetEntries != entries {
 				return fmt.Errorf("there are %s, it reports %+v", saw, k)
@@ -144,7 +144,7 @@ func (d *demo) showVirtualServers(ctx context.Context, node *cluster.Node) {
 		return saw, err
 	})
 	for _, address := range []string{d.clusterAddress("cluster-ip"), d.clusterAddress("sticky")} {
-		if text, err := node.Exec(ctx, "ipvsadm", "-L", "-n", "-t", address); err == nil { // the checks say what is wrong
+		if text, err := node.Exec(ctx, "ipvsadm", "-L", "-n", "-t", address); err == nil { // the checks state what is wrong
 			d.report.show(text)
 		}
 	}

@@ -1,8 +1,3 @@
-// Command demo shows nodeproxy at work: it starts a cluster of three nodes on this
-// machine, runs the controller and one agent per node as processes, and checks step by
-// step that real connections reach the right endpoints. `make demo` builds what it needs
-// and runs it. With -mode IPVS the nodes use that mode; if the kernel has no IPVS, the
-// demo runs itself in User-mode Linux.
 package main
 
 import (
@@ -25,8 +20,8 @@ import (
 
 func main() {
 	uml.Boot()
-	mode := flag.String("mode", string(v1alpha1.ModeIPTables), "mode of the nodes: IPTables or IPVS")
-	keep := flag.Bool("keep", false, "leave the cluster running at the end and say how to use it")
+	mode := flag.String("mode", string(v1alpha1.ModeIPTables), "mode of the nodes: IPTables, IPVS or NFTables")
+	keep := flag.Bool("keep", false, "leave the cluster running at the end and print how to use it")
 	clean := flag.Bool("clean", false, "remove clusters that were left running, and do nothing else")
 	bin := flag.String("bin", "bin", "directory with nodeproxy-controller and nodeproxy-agent")
 	flag.Parse()
@@ -42,7 +37,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "\ndemo: interrupted; what it had started is removed")
 		os.Exit(130)
 	case errors.Is(err, errFailed):
-		os.Exit(1) // the report has said which checks failed
+		os.Exit(1) // the report shows which checks failed
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
@@ -52,7 +47,7 @@ func main() {
 // errInterrupted means that the user has ended the demo.
 var errInterrupted = errors.New("interrupted")
 
-// errFailed means that some checks failed, which the report has told already.
+// errFailed means that some checks failed, which the report shows already.
 var errFailed = errors.New("some checks failed")
 
 // start does what the flags ask for.
@@ -78,12 +73,12 @@ func start(ctx context.Context, modeName, bin string, keep, clean bool) error {
 
 // modeOf returns the mode with a name, in whatever case.
 func modeOf(name string) (v1alpha1.ProxyMode, error) {
-	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS} {
+	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS, v1alpha1.ModeNFTables} {
 		if strings.EqualFold(name, string(mode)) {
 			return mode, nil
 		}
 	}
-	return "", fmt.Errorf("there is no mode %q: choose %s or %s", name, v1alpha1.ModeIPTables, v1alpha1.ModeIPVS)
+	return "", fmt.Errorf("there is no mode %q: choose %s, %s or %s", name, v1alpha1.ModeIPTables, v1alpha1.ModeIPVS, v1alpha1.ModeNFTables)
 }
 
 func run(ctx context.Context, mode v1alpha1.ProxyMode, bin string, keep bool) error {

@@ -30,7 +30,7 @@ func (d *demo) showObjects(ctx context.Context) error {
 	return nil
 }
 
-// printed prints what kubectl get says of a kind, and wants a number of rows
+// printed prints what kubectl get reports of a kind, and wants a number of rows
 // that have True in a column.
 func (d *demo) printed(ctx context.Context, kind string, rows int, column string) {
 	var out string

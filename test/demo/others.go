@@ -21,6 +21,11 @@ import (
 func (d *demo) othersChangeRules(ctx context.Context) error {
 	d.report.section("Another program changes the rules")
 	node := d.cluster.Node(2)
+	if d.mode == v1alpha1.ModeNFTables {
+		d.rulesetFlushed(ctx, node)
+		d.audit(ctx)
+		return nil
+	}
 	d.report.check("iptables -t nat -F on node-3: every rule is back", func() (string, error) {
 		took, err := d.flushed(ctx, node)
 		if err != nil {
@@ -67,7 +72,7 @@ func (d *demo) sameRuleNames(ctx context.Context, node *cluster.Node, want map[s
 		}
 	}
 	for _, rule := range slices.Sorted(maps.Keys(now)) {
-		if _, wanted := want[rule]; !wanted {
+		if _, expected := want[rule]; !expected {
 			errs = append(errs, fmt.Errorf("%s has a rule that was not there: %s", node.Name(), rule))
 		}
 	}
@@ -104,6 +109,10 @@ func (d *demo) audit(ctx context.Context) {
 		return "Programmed is True, reason AuditInSync", err
 	})
 	node := d.cluster.Node(1)
+	if d.mode == v1alpha1.ModeNFTables {
+		d.auditOfAService(ctx, node)
+		return
+	}
 	before, err := d.countedRules(ctx, node)
 	title := "the NodePort rules of node-2 are deleted: it reports that, and repairs nothing"
 	if d.mode == v1alpha1.ModeIPVS {
@@ -115,7 +124,7 @@ func (d *demo) audit(ctx context.Context) {
 		}
 		return d.differs(ctx, node)
 	})
-	if table, err := d.cluster.Kubectl(ctx, "get", "nodeproxyrules"); err == nil { // the checks say what is wrong
+	if table, err := d.cluster.Kubectl(ctx, "get", "nodeproxyrules"); err == nil { // the checks state what is wrong
 		d.report.show(table)
 	}
 	d.report.check("enforcement: Enforce: node-2 has every rule again", func() (string, error) {
@@ -144,8 +153,14 @@ func (d *demo) differs(ctx context.Context, node *cluster.Node) (string, error) 
 	if err != nil {
 		return "", err
 	}
+	saw, err := d.reportsDifference(ctx, node)
+	return saw, errors.Join(err, d.sameRuleNames(ctx, node, deleted))
+}
+
+// reportsDifference waits until a node in Audit reports that the kernel differs, and returns how.
+func (d *demo) reportsDifference(ctx context.Context, node *cluster.Node) (string, error) {
 	saw := ""
-	err = install.Until(ctx, programmingLimit, func(ctx context.Context) error {
+	err := install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 		status, err := d.statusOf(ctx, node)
 		if err != nil {
 			return err
@@ -157,7 +172,7 @@ func (d *demo) differs(ctx context.Context, node *cluster.Node) (string, error) 
 		saw = fmt.Sprintf("%d differences; %s", status.Difference.Count, status.Difference.Examples[0])
 		return nil
 	})
-	return saw, errors.Join(err, d.sameRuleNames(ctx, node, deleted))
+	return saw, err
 }
 
 // enforce sets the enforcement of all nodes; null for the default.

@@ -48,10 +48,10 @@ func (d *demo) nodePolicies(ctx context.Context) error {
 		if err != nil {
 			return "", err
 		}
-		saw, err := d.policySays(ctx, edgePool, v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPaused)
+		saw, err := d.policyReports(ctx, edgePool, v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPaused)
 		return saw, errors.Join(err, d.masqueraded(ctx, false))
 	}) {
-		return nil // the rest would say nothing
+		return nil // the rest would prove nothing
 	}
 	d.report.check("resumed, it goes from node to node: no connection fails", func() (string, error) {
 		return d.rolledOut(ctx, func() error {
@@ -63,7 +63,7 @@ func (d *demo) nodePolicies(ctx context.Context) error {
 	d.report.check("masquerade.all: the server sees node-3, and not its pod", func() (string, error) {
 		return "of node-1 it sees the pod", d.masqueraded(ctx, true)
 	})
-	d.refusedPolicies(ctx)
+	d.rejectedPolicies(ctx)
 	d.report.check("kubectl delete nodeproxypolicies --all: the nodes go back in turn", func() (string, error) {
 		saw, err := d.rolledOut(ctx, func() error {
 			_, err := d.cluster.Kubectl(ctx, "delete", "nodeproxypolicies", "--all")
@@ -74,12 +74,12 @@ func (d *demo) nodePolicies(ctx context.Context) error {
 	return nil
 }
 
-// refusedPolicies shows policies that make no sense: they change nothing.
-func (d *demo) refusedPolicies(ctx context.Context) {
-	d.report.check("a scheduler that there is not: the API server refuses it", func() (string, error) {
+// rejectedPolicies shows policies that make no sense: they change nothing.
+func (d *demo) rejectedPolicies(ctx context.Context) {
+	d.report.check("an unknown IPVS scheduler: invalid for the API server", func() (string, error) {
 		_, err := d.cluster.Kubectl(ctx, "patch", "nodeproxypolicy", edgePool, "--type", "merge", "--patch", `{"spec":{"settings":{"ipvs":{"scheduler":"fastest"}}}}`)
 		if err == nil {
-			return "", errors.New("it is taken")
+			return "", errors.New("it is accepted")
 		}
 		_, message, found := strings.Cut(err.Error(), "settings.ipvs.scheduler")
 		if !found {
@@ -95,7 +95,7 @@ func (d *demo) refusedPolicies(ctx context.Context) {
 		if err != nil {
 			return "", err
 		}
-		saw, err := d.policySays(ctx, slowSync, v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidResult)
+		saw, err := d.policyReports(ctx, slowSync, v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalidResult)
 		if err != nil {
 			return "", err
 		}
@@ -108,8 +108,8 @@ func (d *demo) refusedPolicies(ctx context.Context) {
 }
 
 // policySays waits until a condition of a policy has a status and a reason, and
-// returns what it says.
-func (d *demo) policySays(ctx context.Context, name, condition string, status metav1.ConditionStatus, reason string) (string, error) {
+// returns what it reports.
+func (d *demo) policyReports(ctx context.Context, name, condition string, status metav1.ConditionStatus, reason string) (string, error) {
 	saw := ""
 	err := install.Until(ctx, programmingLimit, func(ctx context.Context) error {
 		policy := &v1alpha1.NodeProxyPolicy{}
@@ -219,14 +219,14 @@ func (d *demo) servicePolicies(ctx context.Context) error {
 		}
 		return "30080 of each node is silent", allSilent(ctx, ports)
 	}) {
-		return nil // the rest would say nothing
+		return nil // the rest would prove nothing
 	}
 	d.report.check("cluster IP and load balancer answer as before", func() (string, error) {
 		err := expect(ctx, d.visitor.Place, "tcp", d.clusterAddress("node-port"))
 		return "", errors.Join(err, expect(ctx, d.cluster.Outside(), "tcp", at(loadBalancerIP, 80)))
 	})
 	d.printed(ctx, "serviceproxypolicies", 1, "READY")
-	if table, err := d.cluster.Kubectl(ctx, "get", "serviceproxyrules", namespace+".node-port"); err == nil { // the checks say what is wrong
+	if table, err := d.cluster.Kubectl(ctx, "get", "serviceproxyrules", namespace+".node-port"); err == nil { // the checks state what is wrong
 		d.report.show(table)
 	}
 	d.report.check("kubectl delete serviceproxypolicy no-node-ports: they answer again", func() (string, error) {
@@ -243,7 +243,7 @@ func (d *demo) servicePolicies(ctx context.Context) error {
 	return nil
 }
 
-// servicesShaped returns nil when the policy for Services says that all it selects
+// servicesShaped returns nil when the policy for Services reports that all it selects
 // have what it wants.
 func (d *demo) servicesShaped(ctx context.Context) error {
 	policy := &v1alpha1.ServiceProxyPolicy{}

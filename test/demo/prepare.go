@@ -26,7 +26,11 @@ func requirements(mode v1alpha1.ProxyMode) []requirement {
 		{"iptables-restore", "iptables", "the agents write rules with it"},
 		{"ip", "iproute2", "for looking around in the nodes' network namespaces"},
 	}
-	if mode != v1alpha1.ModeIPVS {
+	switch mode {
+	case v1alpha1.ModeNFTables:
+		return append(all, requirement{"nft", "nftables", "to see what the agents have programmed"})
+	case v1alpha1.ModeIPVS:
+	default:
 		return all
 	}
 	all = append(all, requirement{"ipvsadm", "ipvsadm", "to see what the agents have programmed"},

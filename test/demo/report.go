@@ -9,7 +9,7 @@ import (
 )
 
 // errStopped ends the demo early, after a check without which the following
-// ones say nothing.
+// ones prove nothing.
 var errStopped = errors.New("the demo cannot go on after this failure")
 
 // report prints checks as they are done and counts them.
@@ -32,7 +32,7 @@ func (r *report) check(title string, f func() (saw string, err error)) bool {
 	saw, err := f()
 	took := duration(time.Since(begin))
 	if err != nil && r.over() {
-		return false // a check that is broken off says nothing
+		return false // a check that is broken off proves nothing
 	}
 	if err != nil {
 		r.failed++

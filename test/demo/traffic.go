@@ -64,7 +64,7 @@ func silent(ctx context.Context, from *cluster.Place, network, address string) e
 	switch {
 	case err == nil:
 		return fmt.Errorf("%s %s from %s: %s answers", network, address, from.Name(), answer.Server)
-	case errors.Is(err, cluster.ErrRefused), errors.Is(err, cluster.ErrNoAnswer):
+	case errors.Is(err, cluster.ErrRejected), errors.Is(err, cluster.ErrNoAnswer):
 		return nil
 	default:
 		return err
@@ -95,15 +95,15 @@ type target struct {
 	address string
 }
 
-// refused expects a rejection, which reaches a client at once, and not silence.
-func refused(ctx context.Context, from *cluster.Place, network, address string) error {
+// rejected expects a rejection, which reaches a client at once, and not silence.
+func rejected(ctx context.Context, from *cluster.Place, network, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
 	defer cancel()
 	answer, err := from.Dial(ctx, network, address)
 	switch {
 	case err == nil:
 		return fmt.Errorf("%s %s from %s: %s answers", network, address, from.Name(), answer.Server)
-	case errors.Is(err, cluster.ErrRefused):
+	case errors.Is(err, cluster.ErrRejected):
 		return nil
 	default:
 		return err

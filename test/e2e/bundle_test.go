@@ -24,7 +24,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/olm"
 )
 
-// installing is what is said of OLM.
+// installing is what is reported of OLM.
 const installing = "docs/olm.md"
 
 // TestBundle installs nodeproxy by its bundle, upgrades it to the next one and
@@ -247,7 +247,7 @@ func (b *bundled) held(r *run, rules map[string][]string, written map[string]wri
 	r.nothingWritten(written, r.writings())
 }
 
-// retained asks for Cleanup, and takes it back by what docs/olm.md says to do before
+// retained asks for Cleanup, and takes it back as docs/olm.md requires before
 // something else than NodeProxy is deleted first.
 func (b *bundled) retained(r *run) {
 	r.Helper()
@@ -299,7 +299,7 @@ func (b *bundled) controllersGone(r *run) {
 }
 
 // installedAgain installs the operator where agents, rules, ConfigMap and policies
-// are from before, by what docs/removal.md says of that.
+// are from before, by what docs/removal.md describes.
 func (b *bundled) installedAgain(r *run) {
 	b.installs(r, b.present)
 	r.kubectl("apply", "-f", filepath.Join(r.root, sample))

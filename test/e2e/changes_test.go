@@ -38,7 +38,7 @@ func (r *run) names(app string) []string {
 	return strings.Fields(r.kubectl("-n", shop, "get", "pods", "-l", "app="+app, "-o", "jsonpath={.items[*].metadata.name}"))
 }
 
-// scaledToZero takes all pods of a Service away: connections are refused at once.
+// scaledToZero takes all pods of a Service away: connections are rejected at once.
 // Then it gets pods again.
 func scaledToZero(r *run) {
 	address := net.JoinHostPort(r.service("rolling").Spec.ClusterIP, "80")
@@ -64,13 +64,13 @@ func scaledToZero(r *run) {
 			return nil
 		}
 	}
-	took := r.until(10*time.Second, "connections are refused", everywhere(func(err error) error {
-		if !errors.Is(err, cluster.ErrRefused) {
-			return fmt.Errorf("not refused: %w", err)
+	took := r.until(10*time.Second, "connections are rejected", everywhere(func(err error) error {
+		if !errors.Is(err, cluster.ErrRejected) {
+			return fmt.Errorf("not rejected: %w", err)
 		}
 		return nil
 	}))
-	r.remark("refused everywhere %s after the last pod", seconds(took))
+	r.remark("rejected everywhere %s after the last pod", seconds(took))
 	r.kubectl("-n", shop, "scale", "deployment/rolling", "--replicas=3")
 	r.kubectl("-n", shop, "rollout", "status", "deployment/rolling", "--timeout=2m")
 	took = r.until(10*time.Second, "it answers again", everywhere(func(err error) error { return err }))
@@ -122,7 +122,7 @@ func (r *run) leader() string {
 	return *lease.Spec.HolderIdentity
 }
 
-// upgraded goes over to another version by docs/upgrade.md: first the controllers
+// upgraded changes to another version by docs/upgrade.md: first the controllers
 // and then the agents are replaced, one node at a time.
 func upgraded(r *run) {
 	newer, err := suite.next()
@@ -151,9 +151,9 @@ func (r *run) changeVersion(v version, change func()) {
 	r.until(time.Minute, "all is well", r.well)
 	r.remark("all replaced in %s", seconds(time.Since(begin)))
 	for _, what := range []string{"nodeproxyrules -o jsonpath={.items[*].status.agent.version}", "nodeproxy cluster -o jsonpath={.status.version}"} {
-		for told := range strings.FieldsSeq(r.kubectl(append([]string{"get"}, strings.Fields(what)...)...)) {
-			if told != v.name {
-				r.Errorf("kubectl get %s: %s, want %s", what, told, v.name)
+		for reported := range strings.FieldsSeq(r.kubectl(append([]string{"get"}, strings.Fields(what)...)...)) {
+			if reported != v.name {
+				r.Errorf("kubectl get %s: %s, want %s", what, reported, v.name)
 			}
 		}
 	}

@@ -37,7 +37,8 @@ func clusterRows() []row {
 		{name: "node-created-again", title: "node-2 lost, and created again under its name", targets: withoutNode2, do: nodeCreatedAgain},
 		{name: "retain", title: "removed with Retain", targets: steady, do: removedWithRetain},
 		{name: "install-again", title: "installed again", targets: steady, do: installedAgain},
+		{name: "modes", title: "mode NFTables, IPTables and NFTables again", targets: steady, pace: modesPace, do: modesChanged},
 		{name: "cleanup", title: "removed with Cleanup", do: removedWithCleanup},
-		{name: "wrong-api-servers", title: "installed with a wrong API_SERVERS, and corrected", do: wrongAPIServersAtFirst},
+		{name: "wrong-api-servers", title: "installed with a wrong API_SERVERS, and corrected", do: wrongAPIServersInitially},
 	}
 }

@@ -54,7 +54,7 @@ func by(name, finding, where, plant, repair string) *fault {
 
 // objectFaults are independent of each other.
 func objectFaults() []*fault {
-	foreign := object("other-proxy", "shop/other-proxy", "NotEligible", "shop/other-proxy", `
+	otherProxy := object("other-proxy", "shop/other-proxy", "NotEligible", "shop/other-proxy", `
 apiVersion: v1
 kind: Service
 metadata: {name: other-proxy, namespace: shop, labels: {service.kubernetes.io/service-proxy-name: other}}
@@ -68,7 +68,7 @@ spec:
 		by("source-ranges-of-one-family", "SourceRanges", "shop/web",
 			`patch service -n shop web --type=merge -p {"spec":{"loadBalancerSourceRanges":["192.0.2.0/24"]}}`,
 			`patch service -n shop web --type=merge -p {"spec":{"loadBalancerSourceRanges":null}}`),
-		foreign,
+		otherProxy,
 		service("selects-nothing", "NoPodMatches", "shop/selects-nothing", `
   selector: {app: wbe}
   ports: [{port: 80, targetPort: 8080}]
@@ -139,10 +139,10 @@ spec:
 // The policy is created some time before the Service, because the API server does not apply
 // it at once.
 func rejectedByTheCluster() *fault {
-	policy := object("refused-policy", "", "", "", `
+	policy := object("rejected-policy", "", "", "", `
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
-metadata: {name: e2e-refused}
+metadata: {name: e2e-rejected}
 spec:
   failurePolicy: Fail
   matchConstraints:
@@ -152,26 +152,26 @@ spec:
       operations: [CREATE, UPDATE]
       resources: [serviceproxyrules]
   validations:
-  - expression: "object.metadata.name != 'shop.refused'"
+  - expression: "object.metadata.name != 'shop.rejected'"
     message: these rules are not for this cluster
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
-metadata: {name: e2e-refused}
+metadata: {name: e2e-rejected}
 spec:
-  policyName: e2e-refused
+  policyName: e2e-rejected
   validationActions: [Deny]
 `)
-	refused := service("refused", "ServiceRejected", "shop/refused", `
+	rejected := service("rejected", "ServiceNotRendered", "shop/rejected", `
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080}]
 `)
 	return &fault{
-		name: "service-rejected", finding: refused.finding, where: refused.where,
+		name: "service-rejected", finding: rejected.finding, where: rejected.where,
 		plant: func(r *run) {
 			policy.plant(r)
 			r.until(30*time.Second, "the API server applies the policy", func() error {
-				_, err := r.cluster.Kubectl(r.ctx, "create", "--dry-run=server", "--as=system:serviceaccount:"+system+":nodeproxy-controller", "-f", refusedRules(r))
+				_, err := r.cluster.Kubectl(r.ctx, "create", "--dry-run=server", "--as=system:serviceaccount:"+system+":nodeproxy-controller", "-f", rejectedRules(r))
 				if err == nil {
 					return errors.New("it takes the rules")
 				}
@@ -180,16 +180,16 @@ spec:
 				}
 				return nil
 			})
-			refused.plant(r)
+			rejected.plant(r)
 		},
-		repair: func(r *run) { refused.repair(r); policy.repair(r) },
+		repair: func(r *run) { rejected.repair(r); policy.repair(r) },
 	}
 }
 
-// refusedRules writes rules that the admission policy denies.
-func refusedRules(r *run) string {
-	path := filepath.Join(r.temp, "refused-rules.yaml")
-	r.must(os.WriteFile(path, []byte("apiVersion: nodeproxy.io/v1alpha1\nkind: ServiceProxyRules\nmetadata: {name: shop.refused}\nspec: {formatVersion: 1}\n"), 0o600))
+// rejectedRules writes rules that the admission policy denies.
+func rejectedRules(r *run) string {
+	path := filepath.Join(r.temp, "rejected-rules.yaml")
+	r.must(os.WriteFile(path, []byte("apiVersion: nodeproxy.io/v1alpha1\nkind: ServiceProxyRules\nmetadata: {name: shop.rejected}\nspec: {formatVersion: 1}\n"), 0o600))
 	return path
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/kubelets"
 )
 
-// That nothing happens is said of programs that have looked. What follows waits for
+// That nothing happens is claimed only of programs that have looked. What follows waits for
 // that, by what they count or report themselves: some seconds prove nothing on a
 // machine on which they did not get to it.
 
@@ -32,7 +32,7 @@ func (r *run) metric(node *kubelets.Node, url, name string) (float64, error) {
 	return 0, fmt.Errorf("%s: %s has no %s", node.Name(), url, name)
 }
 
-// agentsLook waits until each agent has gone around again: it looks for other proxies
+// agentsLook waits until each agent has gone around again: it checks for other proxies
 // every second, whether it writes or waits, and then uses what it knows. The first
 // look may have begun before, the second begins anew, and by the third what follows
 // from that is under way.
@@ -101,7 +101,7 @@ func (r *run) seen(what, label, reason string, often int) {
 			return fmt.Errorf("there is no pod %s", label)
 		}
 		for _, name := range pods {
-			if err := r.told(name, reason, often); err != nil {
+			if err := r.reported(name, reason, often); err != nil {
 				return err
 			}
 		}
@@ -109,8 +109,8 @@ func (r *run) seen(what, label, reason string, often int) {
 	})
 }
 
-// told returns nil when events report it of a pod so often.
-func (r *run) told(pod, reason string, often int) error {
+// reported returns nil when events report it of a pod so often.
+func (r *run) reported(pod, reason string, often int) error {
 	counts := r.kubectl("-n", system, "get", "events", "--field-selector", "involvedObject.name="+pod+",reason="+reason, "-o", "jsonpath={.items[*].count}")
 	sum := 0
 	for text := range strings.FieldsSeq(counts) {

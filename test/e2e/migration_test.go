@@ -37,7 +37,7 @@ func TestMigration(t *testing.T) {
 		t.Fatal(err)
 	}
 	directory := t.TempDir()
-	// An administrator whose Services are served need not say where the API
+	// An administrator whose Services are served need not state where the API
 	// servers are.
 	if err := (version{name: v.name, dir: directory}).writeManifest(suite.ctx, suite.root, ""); err != nil {
 		t.Fatal(err)
@@ -53,9 +53,9 @@ func (m *migration) rows() []row {
 		{name: "beside", title: "installed beside kube-proxy", needed: true, targets: steady, do: m.installedBeside},
 		{name: "compare", title: "compared with kube-proxy's rules", needed: true, targets: steady, do: m.compared},
 		{name: "want", title: "agents want to write, beside kube-proxy", needed: true, targets: steady, do: m.wanting},
-		{name: "affinity", title: "kube-proxy told to leave labelled nodes", needed: true, targets: steady, do: m.affinity},
-		{name: "first-pool", title: "first pool handed over", needed: true, targets: steady, do: m.handedOver("edge")},
-		{name: "second-pool", title: "second pool handed over", needed: true, targets: steady, do: m.handedOver("work")},
+		{name: "affinity", title: "kube-proxy kept off labeled nodes", needed: true, targets: steady, do: m.affinity},
+		{name: "first-pool", title: "first pool cut over", needed: true, targets: steady, do: m.cutOver("edge")},
+		{name: "second-pool", title: "second pool cut over", needed: true, targets: steady, do: m.cutOver("work")},
 		{name: "returns", title: "kube-proxy comes back unasked, and goes", needed: true, targets: steady, do: m.returned},
 		{name: "end", title: "kube-proxy deleted", needed: true, targets: steady, do: m.ended},
 		{name: "back", title: "back to kube-proxy, pool by pool", needed: true, targets: steady, do: m.wentBack},
@@ -76,7 +76,7 @@ const (
 )
 
 // read has what is different on each cluster in the place of what the document
-// says of its example.
+// reports of its example.
 func (m *migration) read(document string, names ...string) guide {
 	return guide{document: document, directory: m.directory,
 		names: strings.NewReplacer(append(names, `"10.244.0.0/16"`, `"`+strings.ReplaceAll(cluster.PodRanges, ",", `", "`)+`"`)...)}
@@ -163,9 +163,9 @@ func (m *migration) affinity(r *run) {
 	r.until(20*time.Second, "all agents yield", func() error { return r.report(v1alpha1.ReasonConflictingProxy, r.cluster.Nodes()...) })
 }
 
-// handedOver follows the document for the nodes of one pool. A pod that starts
+// cutOver follows the document for the nodes of one pool. A pod that starts
 // while no proxy runs there must be served afterwards.
-func (m *migration) handedOver(pool string) func(r *run) {
+func (m *migration) cutOver(pool string) func(r *run) {
 	return func(r *run) {
 		node := r.pools()[pool]
 		before := r.writings(node)

@@ -26,7 +26,7 @@ func (r *run) patch(text string) {
 	r.kubectl("patch", "nodeproxy", "cluster", "--type=merge", "-p", text)
 }
 
-// notReady returns nil when NodeProxy says that it is not ready, with all of the
+// notReady returns nil when NodeProxy reports that it is not ready, with all of the
 // texts in its reason or message.
 func (r *run) notReady(texts ...string) error {
 	np := &v1alpha1.NodeProxy{}
@@ -35,11 +35,11 @@ func (r *run) notReady(texts ...string) error {
 	}
 	c := meta.FindStatusCondition(np.Status.Conditions, v1alpha1.ConditionReady)
 	if c == nil || c.Status != "False" {
-		return fmt.Errorf("NodeProxy is not said to be unready: %+v", c)
+		return fmt.Errorf("NodeProxy is not reported to be unready: %+v", c)
 	}
 	for _, text := range texts {
-		if said := c.Reason + ": " + c.Message; !strings.Contains(said, text) {
-			return fmt.Errorf("NodeProxy does not say %q but %q", text, said)
+		if reported := c.Reason + ": " + c.Message; !strings.Contains(reported, text) {
+			return fmt.Errorf("NodeProxy does not state %q but %q", text, reported)
 		}
 	}
 	return nil
@@ -53,7 +53,7 @@ func badImage(r *run) {
 	took := r.until(time.Minute, "NodeProxy reports the pod's reason", func() error {
 		return r.notReady(v1alpha1.ReasonAgentPodsFailing, "no-such-agent:1", "Pull")
 	})
-	r.remark("said after %s", seconds(took))
+	r.remark("reported after %s", seconds(took))
 	r.updateStays(before)
 	after, touched := r.agentPods(), 0
 	for node, pod := range before {
@@ -80,7 +80,7 @@ func (r *run) updateStays(before map[string]corev1.Pod) {
 	r.until(2*time.Minute, "the kubelet has tried again to get the image", func() error {
 		for node, pod := range r.agentPods() {
 			if pod.UID != before[node].UID {
-				return r.told(pod.Name, "Pulling", 2)
+				return r.reported(pod.Name, "Pulling", 2)
 			}
 		}
 		return errors.New("no agent has another pod")
@@ -107,14 +107,14 @@ func (r *run) sameRules(before map[string][]string) {
 func wrongAPIServer(r *run) {
 	pods, rules, known := r.agentPods(), r.settledRules(), r.apiServers()
 	r.patch(`{"spec":{"apiServer":{"endpoints":["https://172.20.0.1:1","https://172.20.0.77:6443"]}}}`)
-	took := r.until(30*time.Second, "NodeProxy says so", func() error {
+	took := r.until(30*time.Second, "NodeProxy reports it", func() error {
 		return r.notReady(v1alpha1.ReasonAPIServerUnreachable, "https://172.20.0.1:1: ", "https://172.20.0.77:6443: ")
 	})
-	r.remark("said after %s", seconds(took))
+	r.remark("reported after %s", seconds(took))
 	r.apiServersTried()
 	r.sameRules(rules)
 	if now := r.apiServers(); now != known {
-		r.Errorf("programs are told that the API servers are %q, before %q", now, known)
+		r.Errorf("the programs have the API servers %q, before %q", now, known)
 	}
 	r.patch(`{"spec":{"apiServer":null}}`)
 	r.until(time.Minute, "all is well", r.well)
@@ -144,10 +144,10 @@ func (r *run) apiServersTried() {
 	})
 }
 
-// wrongAPIServersAtFirst installs nodeproxy with an address at which no API server
+// wrongAPIServersInitially installs nodeproxy with an address at which no API server
 // is, on a cluster where nothing proxies, so that no program knows any. Nothing has
 // to be started again when that is corrected.
-func wrongAPIServersAtFirst(r *run) {
+func wrongAPIServersInitially(r *run) {
 	const wrong = "https://172.20.0.1:1"
 	if r.kubectl("get", "namespace", system, "--ignore-not-found", "-o", "name") != "" {
 		removedWithCleanup(r) // the row before is not run
@@ -165,16 +165,16 @@ func wrongAPIServersAtFirst(r *run) {
 		}
 		return nil
 	})
-	took := r.until(30*time.Second, "each controller says so", func() error {
+	took := r.until(30*time.Second, "each controller reports it", func() error {
 		for pod := range strings.FieldsSeq(r.kubectl("-n", system, "get", "pods", "-l", label, "-o", "name")) {
 			log := r.kubectl("-n", system, "logs", pod)
 			if !strings.Contains(log, "No API server answers") || !strings.Contains(log, wrong) {
-				return fmt.Errorf("%s says: %s", pod, log)
+				return fmt.Errorf("%s reports: %s", pod, log)
 			}
 		}
 		return nil
 	})
-	r.remark("said %s after they ran", seconds(took))
+	r.remark("reported %s after they ran", seconds(took))
 	r.seen("the kubelets have asked each controller twice whether it is ready", label, "Unhealthy", 2)
 	controllers, err := r.pods(system, label)
 	r.must(err)
@@ -195,7 +195,7 @@ func wrongAPIServersAtFirst(r *run) {
 	}
 }
 
-// apiServers is what the programs are told.
+// apiServers is what the programs are given.
 func (r *run) apiServers() string {
 	r.Helper()
 	return r.kubectl("-n", system, "get", "configmap", "nodeproxy-api-servers", "-o", "jsonpath={.data.endpoints}")

@@ -115,7 +115,7 @@ func everyType(r *run) {
 		both(everywhere, []string{node.Address().String(), node.Address6().String()}, 30080)
 	}
 	r.local(web)
-	for _, from := range inside { // the first answer says which server it is
+	for _, from := range inside { // the first answer states which server it is
 		sticky := r.service("sticky").Spec.ClusterIP + ":80"
 		first := r.answer(from, "tcp", sticky).Server
 		for range 10 {
@@ -141,7 +141,7 @@ func (r *run) local(web []string) {
 }
 
 // names looks up names of Services through the cluster IP of kube-dns, from the
-// pods of each node, and connects to what they say.
+// pods of each node, and connects to what they report.
 func names(r *run) {
 	for _, place := range r.clients() {
 		for _, network := range []string{"udp", "tcp"} {
@@ -162,14 +162,14 @@ func (r *run) lookUp(resolver *net.Resolver, from *cluster.Place) {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.ctx, 10*time.Second)
 	defer cancel()
-	look := func(name string, wanted []string) {
+	look := func(name string, expected []string) {
 		r.tried++
 		got, err := resolver.LookupHost(ctx, name+"."+shop+".svc.cluster.local.")
 		slices.Sort(got)
-		slices.Sort(wanted)
-		if err != nil || !slices.Equal(normal(got), normal(wanted)) {
+		slices.Sort(expected)
+		if err != nil || !slices.Equal(normal(got), normal(expected)) {
 			r.failed++
-			load.Lost(r, "%s: %s is %q, want %q: %v", from.Name(), name, got, wanted, err)
+			load.Lost(r, "%s: %s is %q, want %q: %v", from.Name(), name, got, expected, err)
 		}
 	}
 	look("cluster-ip", slices.Clone(r.service("cluster-ip").Spec.ClusterIPs))

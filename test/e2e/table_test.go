@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -18,15 +19,19 @@ const chosenVariable = "E2E"
 type row struct {
 	// name is how E2E names it, title how the table does.
 	name, title string
-	// needed means that other rows build on it: it is run whatever E2E says, and
+	// needed means that other rows build on it: it is run whatever E2E selects, and
 	// if it fails, nothing after it is run.
 	needed bool
-	// targets says where connections are made meanwhile, none of which may fail;
+	// targets states where connections are made meanwhile, none of which may fail;
 	// nil: none are.
 	targets func(r *run) []load.Target
+	// pace is how many are begun in a second, if not the usual number.
+	pace int
 	// do does it, and checks it.
 	do func(r *run)
 }
+
+func (r *row) rate() int { return cmp.Or(r.pace, pace) }
 
 // run is a row under way.
 type run struct {
@@ -98,14 +103,14 @@ func (w *world) one(r *run) {
 	defer r.print()
 	defer func() {
 		if r.Failed() {
-			w.tell(r)
+			w.diagnose(r)
 		}
 	}()
 	if r.row.targets == nil {
 		r.row.do(r)
 		return
 	}
-	started, err := load.Start(w.ctx, pace, r.row.targets(r))
+	started, err := load.Start(w.ctx, r.row.rate(), r.row.targets(r))
 	r.must(err)
 	r.load = started
 	defer r.judge()
@@ -135,8 +140,8 @@ func (r *run) judge() {
 	}
 	r.tried += r.load.Total()
 	r.failed += len(failures)
-	if rate := float64(tried) / until.Sub(r.begun).Seconds(); rate < leastRate {
-		r.Errorf("%.0f new connections a second were tried, want %d at least: this proves too little", rate, leastRate)
+	if rate, least := float64(tried)/until.Sub(r.begun).Seconds(), leastShare*float64(r.row.rate()); rate < least {
+		r.Errorf("%.0f new connections a second were tried, want %.0f at least: this proves too little", rate, least)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,10 +22,10 @@ import (
 )
 
 const (
-	// pace is how many new connections are begun in a second, and leastRate how
-	// many must have been while a row lasted.
-	pace      = 150
-	leastRate = 90
+	// pace is how many new connections are begun in a second, and leastShare of
+	// them must have been while a row lasted.
+	pace       = 150
+	leastShare = 0.6
 	// system is the namespace of nodeproxy, shop that of the workloads.
 	system = "nodeproxy-system"
 	shop   = "shop"
@@ -146,17 +147,23 @@ func (r *run) agentPods() map[string]corev1.Pod {
 // both IP families, without what the kernel counts.
 func (r *run) rules(node *kubelets.Node) []string {
 	r.Helper()
-	var rules []string
+	return slices.DeleteFunc(r.saved(node), func(line string) bool { return !strings.Contains(line, "-save -A ") })
+}
+
+// saved are these rules, and the chains.
+func (r *run) saved(node *kubelets.Node) []string {
+	r.Helper()
+	var saved []string
 	for _, save := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
 		out, err := node.Exec(r.ctx, nil, save)
 		r.must(err)
 		for line := range strings.Lines(out) {
-			if strings.HasPrefix(line, "-A ") {
-				rules = append(rules, save+" "+strings.TrimSpace(line))
+			if strings.HasPrefix(line, "-A ") || strings.HasPrefix(line, ":") {
+				saved = append(saved, save+" "+strings.TrimSpace(line))
 			}
 		}
 	}
-	return rules
+	return saved
 }
 
 // allRules are the rules of each node.
@@ -169,8 +176,8 @@ func (r *run) allRules() map[string][]string {
 	return all
 }
 
-// tell prints what helps to find the cause of a failed row.
-func (w *world) tell(r *run) {
+// diagnose prints what helps to find the cause of a failed row.
+func (w *world) diagnose(r *run) {
 	if w.ctx.Err() != nil {
 		return
 	}

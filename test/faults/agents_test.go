@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
@@ -32,18 +33,26 @@ const (
 )
 
 // agentKilled kills the agents of all nodes in turn, some time after they started, and if
-// possible at a random moment of a write: a program that writes rules ran just before.
+// possible at a random moment of a write: a program that writes rules ran just before, or in
+// mode NFTables, where a write takes less than a millisecond, its batch was just made.
 func agentKilled(r *run) {
 	stop := r.change(40 * time.Millisecond)
 	writing, nodes := 0, r.cluster.Nodes()
+	watch := func(_ *cluster.Node, agent *cluster.Process) func() bool {
+		return func() bool { return writes(agent.PID()) }
+	}
+	if r.mode == v1alpha1.ModeNFTables {
+		watch = r.batches()
+	}
 	for i := range kills {
 		node := nodes[i%len(nodes)]
 		agent := r.agents[node.Name()]
+		isWriting := watch(node, agent)
 		r.pass(time.Duration(r.random.IntN(1000)) * time.Millisecond)
-		if r.catch(agent) {
+		if r.catch(isWriting) {
 			r.pass(time.Duration(r.random.IntN(5000)) * time.Microsecond)
 		}
-		if writes(agent.PID()) {
+		if isWriting() {
 			writing++
 		}
 		r.must(agent.Kill())
@@ -56,12 +65,11 @@ func agentKilled(r *run) {
 	}
 }
 
-// catch waits until an agent runs a program of iptables that writes, for a
-// second at most.
-func (r *run) catch(agent *cluster.Process) bool {
+// catch waits until an agent writes, for a second at most.
+func (r *run) catch(isWriting func() bool) bool {
 	deadline := time.Now().Add(time.Second)
 	for time.Now().Before(deadline) {
-		if writes(agent.PID()) {
+		if isWriting() {
 			return true
 		}
 		r.pass(200 * time.Microsecond)

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
 	"github.com/nodeproxy-io/nodeproxy/test/load"
@@ -51,15 +52,19 @@ func agentRestarted(r *run) {
 	r.withoutAPIServer(func() {
 		for _, node := range r.cluster.Nodes() {
 			r.must(r.agents[node.Name()].Kill())
+			if r.mode == v1alpha1.ModeNFTables { // while an agent runs, no other program can
+				r.removeSpare(node)
+			}
 			r.must(r.startAgent(node))
 		}
 		started := time.Now()
 		r.pass(7 * time.Second) // they wait 5 s for the API
 		for _, node := range r.cluster.Nodes() {
-			chain, rules := r.chainOf(node, "default/spare:tcp cluster IP")
-			_, err := node.Exec(r.ctx, r.program(node, "iptables", ""), "-w", "-t", "nat", "-F", chain)
-			r.must(err)
-			flushed := time.Now()
+			rules, flushed := r.spareRules(node), started
+			if r.mode != v1alpha1.ModeNFTables {
+				r.removeSpare(node)
+				flushed = time.Now()
+			}
 			r.until(20*time.Second, func(ctx context.Context) error {
 				now, err := r.saved(ctx, node)
 				if err != nil {
@@ -72,10 +77,30 @@ func agentRestarted(r *run) {
 				}
 				return nil
 			})
-			r.remark("%s: removed rules of a Service were back after %.1f s", r.variant(node), time.Since(flushed).Seconds())
+			r.remark("%s: removed rules of a Service were back after %.1f s", r.called(node), time.Since(flushed).Seconds())
 		}
 		r.pass(time.Until(started.Add(20 * time.Second)))
 	})
+}
+
+// spareRules are the rules of a node for the Service to which nothing connects.
+func (r *run) spareRules(node *cluster.Node) []string {
+	if r.mode == v1alpha1.ModeNFTables {
+		return r.elementsOf(node, "default/spare:tcp")
+	}
+	_, rules := r.chainOf(node, "default/spare:tcp cluster IP")
+	return rules
+}
+
+// removeSpare removes them.
+func (r *run) removeSpare(node *cluster.Node) {
+	if r.mode == v1alpha1.ModeNFTables {
+		r.must(removeElements(r.ctx, node, r.spareRules(node)))
+		return
+	}
+	chain, _ := r.chainOf(node, "default/spare:tcp cluster IP")
+	_, err := node.Exec(r.ctx, r.program(node, "iptables", ""), "-w", "-t", "nat", "-F", chain)
+	r.must(err)
 }
 
 // stored waits until nodes have a checkpoint on disk.
@@ -155,8 +180,8 @@ func rebooted(r *run) {
 		r.remark("the node served again %.1f s after its agent started, without the API server", time.Since(started).Seconds())
 		r.must(r.load.Add(through))
 		r.pass(10 * time.Second)
-		// Until the kubelet has told that the pods of before are gone, the API
-		// server says that they are ready.
+		// Until the kubelet has reported that the pods of before are gone, the API
+		// server reports that they are ready.
 		reconnect = r.cut(node, "REJECT", "--reject-with", "tcp-reset")
 	})
 	for _, pod := range node.Pods() {

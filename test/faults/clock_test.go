@@ -68,7 +68,7 @@ func buildJumping(t *testing.T) (bin string) {
 	return bin
 }
 
-// clockJumped sets clocks while endpoints change. All the time each node must say
+// clockJumped sets clocks while endpoints change. All the time each node must state
 // that it is programmed, and NodeProxy that no node is stale.
 func clockJumped(r *run) {
 	stop := r.change(200 * time.Millisecond)

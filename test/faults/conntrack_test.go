@@ -28,13 +28,13 @@ func conntrackFull(t *testing.T, rows *table) {
 	if err != nil {
 		t.Error(err)
 	}
-	if m.Tried == 0 || m.Refused == 0 {
+	if m.Tried == 0 || m.Rejected == 0 {
 		t.Errorf("%+v", m)
 	}
 	rows.add(row{number: rows.number(fullTable), title: "conntrack table full (User-mode Linux)", lasted: time.Since(begun),
-		tried: m.Refused, held: heldWhenFull, failed: m.Refused + m.Failed, allowed: "new ones while it is full",
+		tried: m.Rejected, held: heldWhenFull, failed: m.Rejected + m.Failed, allowed: "new ones while it is full",
 		repaired: time.Duration(m.RepairSeconds * float64(time.Second)), ok: !t.Failed(),
-		remarks: []string{fmt.Sprintf("%d questions on held connections, %d without an answer; reported as over after %.1f s", m.Tried, m.Failed, m.ToldSeconds)}})
+		remarks: []string{fmt.Sprintf("%d questions on held connections, %d without an answer; reported as over after %.1f s", m.Tried, m.Failed, m.ReportedSeconds)}})
 }
 
 // TestInKernelOfItsOwn is what conntrackFull runs there.

@@ -18,9 +18,9 @@ func cutOffFaults() []fault {
 	}
 }
 
-func rightsFaults() []fault {
+func permissionsFaults() []fault {
 	return []fault{
-		{name: "rights-revoked", title: "the agents' rights revoked for 60 s", repair: 60 * time.Second, inject: rightsRevoked},
+		{name: "permissions-revoked", title: "the agents' permissions revoked for 60 s", repair: 60 * time.Second, inject: permissionsRevoked},
 	}
 }
 
@@ -45,14 +45,14 @@ func (r *run) cut(node *cluster.Node, how ...string) (reconnect func()) {
 	return func() { rule("-D") }
 }
 
-// rightsRevoked takes the agents' ClusterRole away from them.
-func rightsRevoked(r *run) {
+// permissionsRevoked takes the agents' ClusterRole away from them.
+func permissionsRevoked(r *run) {
 	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "nodeproxy-agent"}}
 	r.must(r.cluster.Client().Delete(r.ctx, binding))
 	stop := r.change(500 * time.Millisecond)
 	r.pass(30 * time.Second)
 	if out, err := r.cluster.Kubectl(r.ctx, "auth", "can-i", "list", "serviceproxyrules", "--as", "nodeproxy-agent"); err == nil || !strings.HasPrefix(out, "no") {
-		r.Errorf("the agents still have their rights: %s %v", out, err)
+		r.Errorf("the agents still have their permissions: %s %v", out, err)
 	}
 	// An agent that starts meanwhile may read nothing at all.
 	node := r.cluster.Node(0)

@@ -44,7 +44,7 @@ func endpointFaults() []fault {
 // pod, which shows which of them answered.
 type largeService struct {
 	name    string
-	slices  [][]string                   // the addresses they have at first
+	slices  [][]string                   // the addresses they have initially
 	objects []*discoveryv1.EndpointSlice // as they were last written
 	next    atomic.Int64
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
@@ -26,8 +27,8 @@ type fault struct {
 	name, title string
 	// repair is how long full repair may take after the fault has ended.
 	repair time.Duration
-	// allowed says which connections may fail, for the table; empty: none. The
-	// fault itself says when that is, by run.mayFail.
+	// allowed states which connections may fail, for the table; empty: none. The
+	// fault itself decides when that is, by run.mayFail.
 	allowed string
 	// stay are the targets that the fault leaves alone, if it is not all.
 	stay func(w *world) []load.Target
@@ -50,19 +51,23 @@ type group struct {
 
 func groups() []group {
 	return []group{
+		{name: "nftables", options: options{nodes: 2, more: 60, mode: v1alpha1.ModeNFTables},
+			faults: inNFTables(agentFaults(), "agent-killed", "state-directory-full")},
+		{name: "nftables-api-server", options: options{nodes: 3, mode: v1alpha1.ModeNFTables},
+			faults: inNFTables(slices.Concat(ruleFaults("`nft flush ruleset` in a reload of a firewall"), apiServerFaults(), rebootFaults()), "rules-flushed", "agent-restarted", "reboot")},
 		{name: "api-server", options: options{nodes: 2}, faults: apiServerFaults()},
 		{name: "endpoints", alone: true, options: options{nodes: 2, standby: true, large: true}, faults: endpointFaults()},
 		{name: "agents", options: options{nodes: 2, more: 60}, faults: agentFaults()},
 		{name: "cut-off", options: options{nodes: 2}, faults: cutOffFaults()},
-		{name: "rights", options: options{nodes: 2}, faults: rightsFaults()},
+		{name: "permissions", options: options{nodes: 2}, faults: permissionsFaults()},
 		{name: "objects", options: options{nodes: 2}, faults: objectFaults()},
-		{name: "rules", alone: true, options: options{nodes: 2, more: 1000}, faults: ruleFaults()},
+		{name: "rules", alone: true, options: options{nodes: 2, more: 1000}, faults: ruleFaults("`iptables -t nat -F`, 1,000 Services of 10 endpoints")},
 		{name: "clocks", options: options{nodes: 2, jumping: true}, faults: clockFaults()},
 		{name: "reboot", options: options{nodes: 3}, faults: rebootFaults()},
 	}
 }
 
-// TestFaults runs the groups side by side, as many at a time as -parallel says.
+// TestFaults runs the groups side by side, as many at a time as -parallel allows.
 func TestFaults(t *testing.T) {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)

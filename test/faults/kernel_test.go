@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
@@ -34,6 +35,9 @@ var counters = regexp.MustCompile(` \[\d+:\d+\]$`)
 // order of rules within a chain is left out, except where their text shows
 // it: probabilities.
 func (w *world) saved(ctx context.Context, node *cluster.Node) ([]string, error) {
+	if w.mode == v1alpha1.ModeNFTables {
+		return listedTables(ctx, node)
+	}
 	var out []string
 	for _, command := range commands() {
 		text, err := node.Exec(ctx, w.program(node, command, "-save"))
@@ -55,7 +59,7 @@ func (w *world) saved(ctx context.Context, node *cluster.Node) ([]string, error)
 	return out, nil
 }
 
-// difference says how two sorted lists differ; empty: not at all.
+// difference states how two sorted lists differ; empty: not at all.
 func difference(want, got []string) string {
 	if slices.Equal(want, got) {
 		return ""
@@ -113,8 +117,9 @@ func served(rules []string) []string {
 			out = append(out, line+endpoints[chain]+local)
 		}
 	}
+	out = append(out, servedByTables(rules)...)
 	slices.Sort(out)
-	return out
+	return slices.Compact(out)
 }
 
 // desired is what served should find on a node, from the Services and EndpointSlices of the

@@ -109,7 +109,7 @@ func (w *world) suffer(t *testing.T, f fault, rows *table) {
 }
 
 // repair waits for full repair: a Service that is made comes to each node and
-// goes again, rules are what they were before, each node says so, and all
+// goes again, rules are what they were before, each node reports it, and all
 // connections succeed.
 func (r *run) repair() error {
 	ctx, cancel := context.WithDeadline(r.ctx, r.ended.Add(r.fault.repair+r.listing))
@@ -141,7 +141,7 @@ func (r *run) repair() error {
 	}
 }
 
-// restored returns nil when rules are what they were and each node says so.
+// restored returns nil when rules are what they were and each node reports it.
 func (r *run) restored(ctx context.Context) error {
 	if err := r.reported(ctx); err != nil {
 		return err
@@ -223,21 +223,21 @@ func (r *run) judge() {
 		until = time.Now()
 	}
 	r.load.End()
-	said := 0
+	reported := 0
 	for _, f := range r.load.Failures() {
 		if r.allowed(f) {
 			continue
 		}
-		if said++; said > 10 {
+		if reported++; reported > 10 {
 			continue
 		}
 		r.Errorf("%s after the fault began: %s", f.Begun.Sub(r.begun).Round(time.Millisecond), f)
 	}
-	if said > 0 {
-		load.Lost(r, "%d connections failed that were not allowed to", said)
+	if reported > 0 {
+		load.Lost(r, "%d connections failed that were not allowed to", reported)
 	}
 	if r.Failed() {
-		r.tell()
+		r.report()
 	}
 	if r.begun.IsZero() {
 		return
@@ -254,8 +254,8 @@ func (r *run) judge() {
 	}
 }
 
-// tell prints the last that all processes of nodeproxy have said.
-func (r *run) tell() {
+// report prints the last that all processes of nodeproxy have reported.
+func (r *run) report() {
 	r.Helper()
 	for _, p := range r.controllers {
 		r.Logf("controller: %s", p.Tail())

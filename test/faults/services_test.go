@@ -40,7 +40,7 @@ const (
 )
 
 // makeServices makes Services of several kinds with two pods on each node, and
-// says where connections to them are made.
+// states where connections to them are made.
 func (w *world) makeServices() error {
 	for i, node := range w.cluster.Nodes() {
 		if err := w.makePods(i, node); err != nil {
@@ -110,11 +110,11 @@ func (w *world) makePods(i int, node *cluster.Node) error {
 }
 
 // servers are the names of the chosen pods of Service web.
-func (w *world) servers(wanted func(*cluster.Pod) bool) []string {
+func (w *world) servers(match func(*cluster.Pod) bool) []string {
 	var out []string
 	for _, node := range w.cluster.Nodes() {
 		for _, pod := range node.Pods() {
-			if pod.Name()[:3] == "web" && wanted(pod) {
+			if pod.Name()[:3] == "web" && match(pod) {
 				out = append(out, pod.Name())
 			}
 		}

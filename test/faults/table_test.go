@@ -52,8 +52,9 @@ func order() []string {
 	return []string{
 		"agent-killed", "api-server-down", "etcd-restarted", "controller-killed", "agent-restarted", "reboot",
 		"rules-flushed", "lock-held", "state-directory-full", "cut-off", "endpoint-changes", "rules-objects-deleted",
-		"crds-deleted", "nodeproxy-deleted", "node-deleted", "rights-revoked",
+		"crds-deleted", "nodeproxy-deleted", "node-deleted", "permissions-revoked",
 		fullTable, "clock-jumped",
+		"nftables-agent-killed", "nftables-agent-restarted", "nftables-reboot", "nftables-rules-flushed", "nftables-state-directory-full",
 	}
 }
 

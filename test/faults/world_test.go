@@ -23,13 +23,14 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
-// options say what a cluster has.
+// options describe a cluster.
 type options struct {
 	nodes   int
 	more    int  // Services of ten endpoints each without connections
 	standby bool // two controllers
 	large   bool // Services of up to 500 endpoints
 	jumping bool // clocks that can be set
+	mode    v1alpha1.ProxyMode
 }
 
 // world is a cluster in which nodeproxy runs and Services are used. The first
@@ -85,7 +86,7 @@ func newWorld(t *testing.T, bin string, o options) *world {
 		t.Fatal(err)
 	}
 	w := &world{options: o, ctx: ctx, cluster: c,
-		nodeproxy: &install.Nodeproxy{Cluster: c, Bin: bin, Config: config},
+		nodeproxy: &install.Nodeproxy{Cluster: c, Bin: bin, Config: config, Mode: o.mode},
 		agents:    map[string]*cluster.Process{}, started: map[string]time.Time{}}
 	for _, step := range []func() error{
 		func() error { return w.nodeproxy.Prepare(ctx) }, func() error { return w.nodeproxy.Enable(ctx) },
@@ -108,6 +109,14 @@ func (w *world) variant(node *cluster.Node) string {
 		return "legacy"
 	}
 	return "nf_tables"
+}
+
+// called is how remarks name a node.
+func (w *world) called(node *cluster.Node) string {
+	if w.mode == v1alpha1.ModeNFTables {
+		return node.Name()
+	}
+	return w.variant(node)
 }
 
 // startControllers starts the leader, and then, if there is to be one, the
@@ -190,7 +199,7 @@ func (w *world) running() error {
 	return install.Running(processes...)
 }
 
-// reported returns nil when the present agent of each node says that its kernel
+// reported returns nil when the present agent of each node reports that its kernel
 // has the desired state.
 func (w *world) reported(ctx context.Context) error {
 	for _, node := range w.cluster.Nodes() {

@@ -26,7 +26,7 @@ type kustomization struct {
 	} `json:"spec"`
 }
 
-// expressions say for a kind how it does; the first that is true counts.
+// expressions report for a kind how it does; the first that is true counts.
 type expressions struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`

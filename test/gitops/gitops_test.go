@@ -1,6 +1,3 @@
-// Package gitops_test tests what docs/gitops.md documents of Argo CD and Flux without
-// either: it runs the scripts and expressions of config/gitops as these tools do, on
-// statuses as the controller writes them.
 package gitops_test
 
 import (
@@ -20,7 +17,7 @@ import (
 type situation struct {
 	Name   string         `json:"name"`
 	Object map[string]any `json:"object"`
-	// ArgoCD is its health by our script, Message a part of what that says.
+	// ArgoCD is its health by our script, Message a part of what that reports.
 	ArgoCD  string `json:"argocd"`
 	Message string `json:"message"`
 	// KStatus is what a tool makes of it that knows nothing of our kinds.

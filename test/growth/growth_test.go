@@ -21,3 +21,12 @@ func TestCompare(t *testing.T) {
 		t.Errorf("a loop within a loop takes %v, ten times as many rounds of both %v (%d)", few, many, sum)
 	}
 }
+
+// TestAllowed: what may be large together is, up to the limits.
+func TestAllowed(t *testing.T) {
+	for size, want := range map[Size]bool{{1, 100, 900}: true, {10, 10, 900}: true, {100, 100, 9}: true, {100, 1, 900}: false, {10, 100, 900}: false} {
+		if got := size.allowed(); got != want {
+			t.Errorf("%+v is allowed: %t", size, got)
+		}
+	}
+}

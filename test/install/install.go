@@ -1,8 +1,3 @@
-// Package install installs nodeproxy in a local cluster of package test/cluster as
-// documented: the CRDs, the namespace, the generated roles and one NodeProxy, then the
-// controller and the agents as processes with only the permissions of those roles. The
-// admission policies are omitted, because they check the tokens of pods, and these
-// processes have certificates; test/manifests tests them.
 package install
 
 import (
@@ -42,6 +37,8 @@ type Nodeproxy struct {
 	// Bin is the directory with the programs; Config the directory config of this
 	// repository.
 	Bin, Config string
+	// Mode is that of the nodes; empty: the default.
+	Mode v1alpha1.ProxyMode
 }
 
 // Scheme knows the built-in kinds and nodeproxy's, for cluster.Options.
@@ -101,18 +98,22 @@ func user(name string) rbacv1.Subject {
 	return rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}
 }
 
-// Enable creates the NodeProxy: pods are told by the cluster's pod range. The
+// Enable creates the NodeProxy: pods are recognized by the cluster's pod range. The
 // size of the connection tracking table is the machine's, which nodes that are
 // network namespaces cannot change.
 func (n *Nodeproxy) Enable(ctx context.Context) error {
+	settings := &v1alpha1.WrittenSettings{
+		DetectLocal: &v1alpha1.DetectLocalSettings{
+			Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: strings.Split(cluster.PodRanges, ","),
+		},
+		Conntrack: &v1alpha1.ConntrackSettings{MaxPerCore: new(int32(0))},
+	}
+	if n.Mode != "" {
+		settings.Mode = &n.Mode
+	}
 	return n.Cluster.Client().Create(ctx, &v1alpha1.NodeProxy{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName},
-		Spec: v1alpha1.NodeProxySpec{Settings: &v1alpha1.WrittenSettings{
-			DetectLocal: &v1alpha1.DetectLocalSettings{
-				Mode: v1alpha1.DetectLocalClusterCIDR, ClusterCIDRs: strings.Split(cluster.PodRanges, ","),
-			},
-			Conntrack: &v1alpha1.ConntrackSettings{MaxPerCore: new(int32(0))},
-		}},
+		Spec:       v1alpha1.NodeProxySpec{Settings: settings},
 	})
 }
 
@@ -211,7 +212,7 @@ func Until(ctx context.Context, limit time.Duration, f func(ctx context.Context)
 			return err
 		}
 		if ctx.Err() == nil || last == nil {
-			last = err // a later one may only say that time is up
+			last = err // a later one may only report that time is up
 		}
 		select {
 		case <-ctx.Done():

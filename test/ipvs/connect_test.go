@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -41,14 +42,14 @@ func answer(ctx context.Context, from *cluster.Place, network, address string, s
 	return err
 }
 
-// refused waits until connections are rejected. If IPVS rejects what a node itself sends by
+// rejected waits until connections are rejected. If IPVS rejects what a node itself sends by
 // UDP, sending fails.
-func (t test) refused(from *cluster.Place, network, address string) {
+func (t test) rejected(from *cluster.Place, network, address string) {
 	t.Helper()
 	if network == "udp" && slices.ContainsFunc(t.cluster.Nodes(), func(n *cluster.Node) bool { return n.Place == from }) {
 		t.fails(from, network, address, syscall.EPERM)
 	} else {
-		t.fails(from, network, address, cluster.ErrRefused)
+		t.fails(from, network, address, cluster.ErrRejected)
 	}
 }
 
@@ -68,7 +69,7 @@ func (t test) fails(from *cluster.Place, network, address string, want error) {
 	})
 }
 
-// seen waits until a server answers that sees the client as want says.
+// seen waits until a server answers that sees the client as want describes.
 func (t test) seen(from *cluster.Place, address, want string) {
 	t.Helper()
 	t.until(func(ctx context.Context) error {
@@ -104,36 +105,57 @@ func (t test) hold(from *cluster.Place, network, address string) (*cluster.Conn,
 }
 
 // connect opens a connection and asks once. A busy machine may take its time for that, but
-// no packet may be lost.
+// no packet may be lost, unless the machine stands still.
 func (t test) connect(from *cluster.Place, network, address string) (*cluster.Conn, string) {
 	t.Helper()
+	begun := time.Now()
+	conn, server, err := t.tryConnect(from, network, address)
+	if t.pulse.Explains(err, begun, address) {
+		conn, server, err = t.tryConnect(from, network, address)
+	}
+	if err != nil {
+		t.lost(address, err)
+	}
+	return conn, server
+}
+
+func (t test) tryConnect(from *cluster.Place, network, address string) (*cluster.Conn, string, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), load.Patience)
 	defer cancel()
 	conn, err := from.Connect(ctx, network, address)
 	if err != nil {
-		t.lost(address, err)
+		return nil, "", err
 	}
+	var got cluster.Answer
 	if network == "tcp" {
-		if err := conn.FirstArrived(); err != nil {
-			t.lost(address, err)
+		err = conn.FirstArrived()
+	}
+	if err == nil {
+		if got, err = conn.Ask(ctx); err != nil {
+			err = fmt.Errorf("the connection was accepted, but its first question has no answer: %w", err)
 		}
 	}
-	got, err := conn.Ask(ctx)
 	if err != nil {
-		t.lost(address, fmt.Errorf("the connection was accepted, but its first question has no answer: %w", err))
+		return nil, "", errors.Join(err, conn.Abort())
 	}
-	return conn, got.Server
+	return conn, got.Server, nil
 }
 
-// lost ends the test because of a lost connection, with what the nodes' kernels know of it.
+// lost ends the test because of a lost connection, with what the nodes' kernels know of it: what has
+// the client's port if that is known, else what has the address.
 func (t test) lost(address string, err error) {
 	t.Helper()
+	about, _, _ := net.SplitHostPort(address)
+	unanswered, known := errors.AsType[*cluster.Unanswered](err)
 	for _, node := range t.cluster.Nodes() {
 		for _, command := range [][]string{{"ipvsadm", "-S", "-n"}, {"ipvsadm", "-L", "-n", "-c"}, {"conntrack", "-L"}} {
 			text, err := node.Exec(t.Context(), command[0], command[1:]...)
-			ip, _, _ := net.SplitHostPort(address)
 			for line := range strings.Lines(text) {
-				if strings.Contains(line, ip) {
+				relevant := strings.Contains(line, about)
+				if known && command[1] == "-L" {
+					relevant = hasPort(line, unanswered.From.Port())
+				}
+				if relevant {
 					t.Logf("%s, %s: %s", node.Name(), strings.Join(command, " "), strings.TrimSpace(line))
 				}
 			}
@@ -142,7 +164,13 @@ func (t test) lost(address string, err error) {
 			}
 		}
 	}
-	load.FatalLoss(t, "%v", err)
+	load.FatalLoss(t, "%v", t.cluster.Trace(t.Context(), err))
+}
+
+// hasPort reports whether a line of ipvsadm or conntrack has a port.
+func hasPort(line string, port uint16) bool {
+	number := strconv.Itoa(int(port))
+	return slices.ContainsFunc(strings.FieldsFunc(line, func(r rune) bool { return r < '0' || r > '9' }), func(s string) bool { return s == number })
 }
 
 // ask asks once on an open connection and returns who answers.

@@ -87,12 +87,17 @@ func (t test) repaired(i int, commands [][]string) {
 // repairs are those that a node's agent has counted, by its metrics: the status gathers
 // them for a minute.
 func (w *world) repairs(ctx context.Context, node *cluster.Node) (int, error) {
+	return total(ctx, node, "nodeproxy_agent_repairs_total")
+}
+
+// total returns a metric of a node's agent, over all its labels.
+func total(ctx context.Context, node *cluster.Node, metric string) (int, error) {
 	text, err := node.Get(ctx, "http://127.0.0.1:10249/metrics")
 	if err != nil {
 		return 0, err
 	}
 	sum := 0
-	for _, found := range regexp.MustCompile(`(?m)^nodeproxy_agent_repairs_total\{.*\} (\d+)$`).FindAllStringSubmatch(text, -1) {
+	for _, found := range regexp.MustCompile(`(?m)^`+metric+`(?:\{.*\})? (\d+)$`).FindAllStringSubmatch(text, -1) {
 		n, err := strconv.Atoi(found[1])
 		if err != nil {
 			return 0, err
@@ -119,7 +124,7 @@ func (t test) settledState(node *cluster.Node) []string {
 	return out
 }
 
-// state is what a node's kernel holds of Services, sorted: virtual and real servers,
+// state is what a node's kernel has of Services, sorted: virtual and real servers,
 // addresses of kube-ipvs0, entries of ipsets, and rules.
 func state(ctx context.Context, node *cluster.Node) ([]string, error) {
 	var out []string
@@ -221,8 +226,8 @@ func TestAudit(tt *testing.T) {
 	})
 }
 
-// TestFigures compares what nodes report with what their kernels hold.
-func TestFigures(tt *testing.T) {
+// TestStatistics compares what nodes report with what their kernels have.
+func TestStatistics(tt *testing.T) {
 	t := use(tt)
 	for _, node := range t.cluster.Nodes() {
 		t.status(node, func(s *v1alpha1.NodeProxyRulesStatus) error {

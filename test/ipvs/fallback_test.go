@@ -28,11 +28,11 @@ func TestWithoutIPVS(tt *testing.T) {
 	for _, each := range t.cluster.Nodes() {
 		t.noTraces(each, ipvsTraces)
 	}
-	t.refuseModules("ip_vs", "IPVS")
+	t.rejectModules("ip_vs", "IPVS")
 	// Agents that have seen the module find it again under another number.
 	t.exec(node, uml.LoaderOfModules(), "-r", "ip_vs_sh", "ip_vs_lc", "ip_vs_rr", "xt_ipvs", "ip_vs")
 
-	// None: the node keeps what it has and says so.
+	// None: the node keeps what it has and reports it.
 	before, err := state(t.Context(), node)
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func TestWithoutIPVS(tt *testing.T) {
 		t.Errorf("without a fallback the node has changed: %s, %v", difference(before, now), err)
 	}
 
-	// IPTables: it runs that, and says so.
+	// IPTables: it runs that, and reports it.
 	t.change(`"fallback":"IPTables"`)
 	t.condition(node, v1alpha1.ConditionModeFallback, "True", v1alpha1.ReasonKernelLacksMode, "IPVS")
 	t.condition(node, v1alpha1.ConditionAccepted, "True", v1alpha1.ReasonAccepted, "")
@@ -87,14 +87,14 @@ func (t test) mode(want v1alpha1.ProxyMode) {
 	}
 }
 
-// refusal names a file: while it is there, modules that match are not loaded.
-func (t test) refusal() string { return filepath.Join(t.cluster.Dir(), "refused-modules") }
+// rejection names a file: while it is there, modules that match are not loaded.
+func (t test) rejection() string { return filepath.Join(t.cluster.Dir(), "rejected-modules") }
 
-// refuseModules has the kernel's loader refuse modules whose names hold one of some
+// rejectModules has the kernel's loader reject modules whose names hold one of some
 // words.
-func (t test) refuseModules(words ...string) {
+func (t test) rejectModules(words ...string) {
 	t.Helper()
-	script := fmt.Sprintf("#!/bin/sh\nif [ -e %[1]s ] && echo \"$*\" | grep -qFf %[1]s; then exit 1; fi\nexec %[2]s \"$@\"\n", t.refusal(), uml.LoaderOfModules())
+	script := fmt.Sprintf("#!/bin/sh\nif [ -e %[1]s ] && echo \"$*\" | grep -qFf %[1]s; then exit 1; fi\nexec %[2]s \"$@\"\n", t.rejection(), uml.LoaderOfModules())
 	loader := filepath.Join(t.cluster.Dir(), "loader")
 	if err := os.WriteFile(loader, []byte(script), 0o755); err != nil { //nolint:gosec // it is a program
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func (t test) refuseModules(words ...string) {
 	for _, word := range words {
 		list += word + "\n"
 	}
-	if err := os.WriteFile(t.refusal(), []byte(list), 0o600); err != nil {
+	if err := os.WriteFile(t.rejection(), []byte(list), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(modprobeSetting, []byte(loader), 0); err != nil {
@@ -116,22 +116,22 @@ func (t test) refuseModules(words ...string) {
 	})
 }
 
-// allowModules undoes refuseModules.
+// allowModules undoes rejectModules.
 func (t test) allowModules() {
 	t.Helper()
-	if err := os.Remove(t.refusal()); err != nil {
+	if err := os.Remove(t.rejection()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// TestForeignVirtualServers leaves those of others alone; a Service that needs the
-// place of one is refused until it goes.
-func TestForeignVirtualServers(tt *testing.T) {
+// TestUnmanagedVirtualServers leaves those of others alone; a Service that needs the
+// place of one is rejected until it goes.
+func TestUnmanagedVirtualServers(tt *testing.T) {
 	t := use(tt)
 	node := t.cluster.Node(0)
 	ip, otherIP := t.newIP(), t.newIP()
-	foreign, needed := "192.0.2.50:80", at(ip, 80)
-	for _, address := range []string{foreign, needed} {
+	unmanaged, needed := "192.0.2.50:80", at(ip, 80)
+	for _, address := range []string{unmanaged, needed} {
 		t.exec(node, "ipvsadm", "-A", "-t", address, "-s", "wrr")
 		t.exec(node, "ipvsadm", "-a", "-t", address, "-r", "192.0.2.60:80", "-m", "-w", "3")
 		t.Cleanup(func() {
@@ -151,11 +151,11 @@ func TestForeignVirtualServers(tt *testing.T) {
 			return err
 		}
 		if s.Rejected == nil || s.Rejected.Count != 1 {
-			return fmt.Errorf("refused are %+v", s.Rejected)
+			return fmt.Errorf("rejected are %+v", s.Rejected)
 		}
 		return nil
 	})
-	for _, address := range []string{foreign, needed} {
+	for _, address := range []string{unmanaged, needed} {
 		if err := untouched(t.Context(), address); err != nil {
 			t.Error(err)
 		}
@@ -168,7 +168,7 @@ func TestForeignVirtualServers(tt *testing.T) {
 	t.exec(node, "ipvsadm", "-D", "-t", needed)
 	t.answers(t.visitors[0].Place, "tcp", needed, "web-1", "web-2", "web-3")
 	t.until(t.programmed)
-	if err := untouched(t.Context(), foreign); err != nil {
+	if err := untouched(t.Context(), unmanaged); err != nil {
 		t.Error(err)
 	}
 }

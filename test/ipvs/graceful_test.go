@@ -47,10 +47,10 @@ func TestRestartWhileDraining(tt *testing.T) {
 	d := t.drain()
 	t.killAgent(0)
 	node := t.cluster.Node(0)
-	wanted := t.web[0].Address(8080)
-	t.exec(node, "ipvsadm", "-e", "-t", d.address, "-r", wanted, "-m", "-w", "0")
+	server := t.web[0].Address(8080)
+	t.exec(node, "ipvsadm", "-e", "-t", d.address, "-r", server, "-m", "-w", "0")
 	t.startAgent(0)
-	t.weight(node, "tcp", d.address, wanted, 1)
+	t.weight(node, "tcp", d.address, server, 1)
 	s, err := virtual(t.Context(), node, "tcp", d.address)
 	if err != nil {
 		t.Fatal(err)

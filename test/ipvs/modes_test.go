@@ -114,7 +114,7 @@ func (t test) load() *load.Load {
 }
 
 // byPolicy has a policy, which may not be there yet, ask for a mode on all nodes, and
-// waits until they run it and the policy says so.
+// waits until they run it and the policy reports it.
 func (t test) byPolicy(policy *v1alpha1.NodeProxyPolicy, mode v1alpha1.ProxyMode) {
 	t.Helper()
 	if _, err := controllerutil.CreateOrUpdate(t.Context(), t.cluster.Client(), policy, func() error {
@@ -184,8 +184,8 @@ func ipvsTraces(line string) bool {
 
 // iptablesTraces reports whether a line of state is of mode IPTables alone.
 func iptablesTraces(line string) bool {
-	for _, sign := range []string{"KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SVL-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES"} {
-		if strings.Contains(line, sign) {
+	for _, mark := range []string{"KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SVL-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES"} {
+		if strings.Contains(line, mark) {
 			return true
 		}
 	}

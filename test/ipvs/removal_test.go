@@ -15,12 +15,12 @@ import (
 func TestCleanup(tt *testing.T) {
 	t := use(tt)
 	node := t.cluster.Node(0)
-	foreign := "192.0.2.50:80"
-	t.exec(node, "ipvsadm", "-A", "-t", foreign, "-s", "wrr")
+	unmanaged := "192.0.2.50:80"
+	t.exec(node, "ipvsadm", "-A", "-t", unmanaged, "-s", "wrr")
 	t.exec(node, "ipset", "create", "OTHERS", "hash:ip")
 	t.exec(node, "iptables", "-w", "-N", "OTHERS")
 	t.Cleanup(func() {
-		for _, command := range [][]string{{"ipvsadm", "-D", "-t", foreign}, {"ipset", "destroy", "OTHERS"}, {"iptables", "-w", "-X", "OTHERS"}} {
+		for _, command := range [][]string{{"ipvsadm", "-D", "-t", unmanaged}, {"ipset", "destroy", "OTHERS"}, {"iptables", "-w", "-X", "OTHERS"}} {
 			if _, err := node.Exec(t.ctx, command[0], command[1:]...); err != nil {
 				t.Error(err)
 			}
@@ -34,14 +34,14 @@ func TestCleanup(tt *testing.T) {
 		t.Fatal(err)
 	}
 	ours := func(line string) bool {
-		return (ipvsTraces(line) || iptablesTraces(line)) && line != "-A -t "+foreign+" -s wrr" && line != "create OTHERS"
+		return (ipvsTraces(line) || iptablesTraces(line)) && line != "-A -t "+unmanaged+" -s wrr" && line != "create OTHERS"
 	}
 	for _, line := range left {
 		if ours(line) {
 			t.Errorf("left behind: %s", line)
 		}
 	}
-	for _, line := range []string{"-A -t " + foreign + " -s wrr", "create OTHERS", ":OTHERS"} {
+	for _, line := range []string{"-A -t " + unmanaged + " -s wrr", "create OTHERS", ":OTHERS"} {
 		if !slices.Contains(left, line) {
 			t.Errorf("of another program, and gone: %s", line)
 		}

@@ -116,7 +116,7 @@ func TestSchedulerOfAService(tt *testing.T) {
 	t.scheduler("tcp", at(ip, 80), "lc")
 	t.scheduler("tcp", at(plainIP, 80), "rr")
 
-	// One that the kernel lacks: the Service runs with the node's, and the node says so.
+	// One that the kernel lacks: the Service runs with the node's, and the node reports it.
 	t.schedulerOf("own", "twos")
 	t.scheduler("tcp", at(ip, 80), "rr")
 	t.answers(t.visitors[0].Place, "tcp", at(ip, 80), "web-1", "web-2", "web-3")
@@ -126,7 +126,7 @@ func TestSchedulerOfAService(tt *testing.T) {
 				return nil
 			}
 		}
-		return fmt.Errorf("no condition names the scheduler and the Service: %+v, refused %+v", s.Conditions, s.Rejected)
+		return fmt.Errorf("no condition names the scheduler and the Service: %+v, rejected %+v", s.Conditions, s.Rejected)
 	})
 }
 
@@ -198,11 +198,11 @@ func TestPersistence(tt *testing.T) {
 	}
 }
 
-// TestUnknownScheduler is refused by the API.
+// TestUnknownScheduler: an unknown scheduler is invalid.
 func TestUnknownScheduler(tt *testing.T) {
 	t := use(tt)
 	err := t.patch(t.Context(), `{"spec":{"settings":{"ipvs":{"scheduler":"robin"}}}}`)
 	if err == nil || !strings.Contains(err.Error(), "settings.ipvs.scheduler must be") {
-		t.Errorf("the API server says %v", err)
+		t.Errorf("the API server reports %v", err)
 	}
 }

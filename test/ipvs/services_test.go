@@ -35,7 +35,7 @@ func (t test) everyType() {
 		networks = append(networks, "sctp")
 	} else {
 		if uml.Inside() {
-			t.Fatal("the kernel of User-mode Linux has no SCTP, though docs/parity.md says that it is proven there")
+			t.Fatal("the kernel of User-mode Linux has no SCTP, though docs/parity.md claims that it is proven there")
 		}
 		t.Log("left out: SCTP, which the kernel has not")
 	}
@@ -79,7 +79,7 @@ func (t test) policyLocal() {
 		}
 	}
 	t.silent(t.visitors[0].Place, "tcp", at(insideIP, 80))
-	t.refused(first.Place, "udp", at(insideIP, 80)) // of what the node itself sends IPVS is first
+	t.rejected(first.Place, "udp", at(insideIP, 80)) // of what the node itself sends IPVS is first
 
 	if err := t.route(1, localVIP); err != nil {
 		t.Fatal(err)
@@ -162,13 +162,13 @@ func (t test) hairpin() {
 	t.seen(t.local.Place, at(localIP, 80), t.cluster.Node(1).PodGateway())
 }
 
-// noEndpoints wants a refusal at once.
+// noEndpoints wants a rejection at once.
 func (t test) noEndpoints() {
 	for _, from := range []*cluster.Place{t.visitors[0].Place, t.cluster.Node(0).Place, t.cluster.Outside()} {
 		for _, network := range []string{"tcp", "udp"} {
-			t.refused(from, network, at(emptyIP, 80))
+			t.rejected(from, network, at(emptyIP, 80))
 		}
-		t.refused(from, "tcp", t.cluster.Node(0).AddressPort(emptyPort))
+		t.rejected(from, "tcp", t.cluster.Node(0).AddressPort(emptyPort))
 	}
 }
 
@@ -176,11 +176,11 @@ func (t test) noEndpoints() {
 // where nothing is.
 func (t test) noService() {
 	node := t.cluster.Node(0)
-	t.refused(t.visitors[0].Place, "tcp", at(plainIP, 81))
-	t.refused(node.Place, "tcp", at(plainIP, 81))
+	t.rejected(t.visitors[0].Place, "tcp", at(plainIP, 81))
+	t.rejected(node.Place, "tcp", at(plainIP, 81))
 	// What the node itself listens to is not reached by way of a Service's address.
-	t.refused(t.visitors[0].Place, "tcp", at(plainIP, 10256))
-	t.refused(node.Place, "tcp", at("127.0.0.1", plainPort))
+	t.rejected(t.visitors[0].Place, "tcp", at(plainIP, 10256))
+	t.rejected(node.Place, "tcp", at("127.0.0.1", plainPort))
 }
 
 // clients looks at the addresses that servers see.

@@ -17,6 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
 // limit is how long anything may take to show. It is long because there is one
@@ -55,6 +56,7 @@ type world struct {
 	visitors []*cluster.Pod // one a node, without a Service
 	sctp     bool           // the kernel has it
 	newIPs   int            // cluster IPs that tests have had
+	pulse    load.Pulse
 }
 
 // started is the world, once a test has asked for it.
@@ -62,6 +64,7 @@ var started *world
 
 var startWorld = sync.OnceValues(func() (*world, error) {
 	started = &world{ctx: context.Background()}
+	go started.pulse.Run(started.ctx)
 	return started, started.start()
 })
 
@@ -112,7 +115,7 @@ func (w *world) stop() error {
 }
 
 // complete returns nil once all Services are programmed: a node is Programmed while some are still
-// rendered after the start.
+// rendered after the start, and its status may count them minutes later.
 func (w *world) complete(ctx context.Context) error {
 	services, rendered := &corev1.ServiceList{}, &v1alpha1.ServiceProxyRulesList{}
 	for _, list := range []client.ObjectList{services, rendered} {
@@ -121,11 +124,11 @@ func (w *world) complete(ctx context.Context) error {
 		}
 	}
 	for _, node := range w.cluster.Nodes() {
-		rules, err := w.rules(ctx, node)
+		n, err := total(ctx, node, "nodeproxy_agent_services")
 		if err != nil {
 			return err
 		}
-		if n := int(rules.Status.Services); n != len(services.Items) || n != len(rendered.Items) {
+		if n != len(services.Items) || n != len(rendered.Items) {
 			return fmt.Errorf("%s has %d of %d Services, of which %d are rendered", node.Name(), n, len(services.Items), len(rendered.Items))
 		}
 	}
@@ -144,7 +147,7 @@ func (w *world) programmed(ctx context.Context) error {
 			return err
 		}
 		if rules.Status.SettingsRevision != rules.Spec.SettingsRevision {
-			return fmt.Errorf("%s has settings %s, wanted are %s", node.Name(), rules.Status.SettingsRevision, rules.Spec.SettingsRevision)
+			return fmt.Errorf("%s has settings %s instead of %s", node.Name(), rules.Status.SettingsRevision, rules.Spec.SettingsRevision)
 		}
 	}
 	return w.nodeproxy.Programmed(ctx)

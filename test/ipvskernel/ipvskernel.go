@@ -1,5 +1,3 @@
-// Package ipvskernel runs tests and programs of this repository in a kernel with IPVS:
-// this machine's, if it has it, otherwise User-mode Linux (package uml).
 package ipvskernel
 
 import (
@@ -26,7 +24,7 @@ const (
 	programsVariable = "NODEPROXY_TEST_PROGRAMS"
 	// memoryMiB is enough for a control plane and some nodes.
 	memoryMiB = 4096
-	// limit is how long a kernel may run, unless the caller says so.
+	// limit is how long a kernel may run, unless the caller sets it.
 	limit = 20 * time.Minute
 )
 
@@ -45,7 +43,7 @@ var native = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// Missing says what keeps this user or this machine from running anything in a
+// Missing states what keeps this user or this machine from running anything in a
 // kernel with IPVS; nil: nothing.
 func Missing() error {
 	if err := cluster.Check(); err != nil {
@@ -123,7 +121,7 @@ func withPrograms(ctx context.Context, besides []binaries.Program, f func(direct
 		return 1, err
 	}
 	if err := os.Setenv(programsVariable, filepath.Clean(directory)); err != nil {
-		return 1, fmt.Errorf("telling where the programs are: %w", err)
+		return 1, fmt.Errorf("passing on where the programs are: %w", err)
 	}
 	return f(directory)
 }

@@ -1,5 +1,3 @@
-// Package lifecycle tests controller and agents together, with a real API server and
-// kernels in memory.
 package lifecycle
 
 import (
@@ -123,7 +121,7 @@ type node struct {
 	kernel *dataplanetest.Fake
 	stop   func()         // the agent
 	log    *gbytes.Buffer // of the agent since it was started last
-	looks  atomic.Int64   // how often an agent has looked for other proxies
+	looks  atomic.Int64   // how often an agent has checked for other proxies
 }
 
 // logged is what the agent has logged since it was started last.
@@ -202,7 +200,7 @@ func (n *node) knowsNone(resources ...string) {
 }
 
 // decides waits until an agent that does not write has decided again whether it may:
-// it looks for other proxies each time, after it has looked whether there is something
+// it checks for other proxies each time, after it has looked whether there is something
 // to write. The first look may belong to a decision on what it knew before, the second
 // begins a new one, and by the third that is made.
 func (n *node) decides() {

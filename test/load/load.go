@@ -1,5 +1,3 @@
-// Package load makes new connections to Services at a steady pace, keeps others open, and
-// records which of them fail.
 package load
 
 import (
@@ -85,7 +83,7 @@ type Load struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 	slots   chan struct{}
-	pulse   pulse
+	pulse   Pulse
 	// beats is the pulse's, and goes on until no connection is under way: endBeats ends it.
 	beats    sync.WaitGroup
 	endBeats context.CancelFunc
@@ -100,7 +98,6 @@ type Load struct {
 	failures []Failure
 	held     int
 	asked    int
-	repeated int // connections, because the machine stood still
 }
 
 // Start holds one connection to each target open, and then begins pace new ones a
@@ -123,7 +120,7 @@ func newLoad(ctx context.Context, pace int) *Load {
 	ctx, stop := context.WithCancel(ctx)
 	l := &Load{ctx: ctx, stop: stop, endBeats: endBeats, pace: pace, begun: time.Now(), slots: make(chan struct{}, most),
 		answered: map[string]time.Time{}, counts: map[string]int{}, plant: Planted()}
-	l.beats.Go(func() { l.pulse.run(beating) })
+	l.beats.Go(func() { l.pulse.Run(beating) })
 	return l
 }
 
@@ -158,19 +155,12 @@ func connect(ctx context.Context, target Target) (*cluster.Conn, error) {
 }
 
 // End stops all connections. What is under way is waited for. It may be called
-// more than once. It prints how many were repeated because the machine stood still.
+// more than once.
 func (l *Load) End() {
 	l.stop()
 	l.running.Wait()
 	l.endBeats()
 	l.beats.Wait()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.repeated > 0 { // the | has hack/testreport show it
-		fmt.Printf("| %d connections were repeated, because the machine stood still for %s while they waited for an answer\n",
-			l.repeated, l.pulse.still(l.begun, time.Now()).Round(time.Millisecond))
-		l.repeated = 0
-	}
 }
 
 // dispatch begins connections as their times come. Late ones are caught up.
@@ -205,16 +195,12 @@ func (l *Load) dispatch() {
 func (l *Load) one(target Target) {
 	begun := time.Now()
 	took, err := target.try(context.WithoutCancel(l.ctx), begun)
-	repeat := isTimeout(err) && l.pulse.still(begun, time.Now()) >= tooLong
-	if repeat { // it says nothing about rules
+	if l.pulse.Explains(err, begun, target.String()) {
 		begun = time.Now()
 		took, err = target.try(context.WithoutCancel(l.ctx), begun)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if repeat {
-		l.repeated++
-	}
 	if err == nil {
 		err, l.plant = l.plant, nil
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // NeverRetried ends each report of lost connections. hack/testreport looks for it: a test
-// that says it has failed for good.
+// that reports it has failed for good.
 const NeverRetried = "lost connections are never retried"
 
 // PlantVariable names the variable that makes every Load lose one connection that was fine. It proves

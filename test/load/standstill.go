@@ -3,10 +3,13 @@ package load
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
 
 const (
@@ -15,22 +18,27 @@ const (
 	// stopped is how late a beat is at least if the machine has stood still.
 	stopped = time.Second
 	// tooLong is how long the machine may stand still before a connection that is not answered
-	// within Patience says nothing about rules.
+	// within Patience proves nothing about rules.
 	tooLong = Patience / 4
+	// maxExplained is how many connections a Pulse explains: as many as begin at the pace of the
+	// suites while the machine stands still.
+	maxExplained = 100
 )
 
-// pulse notes when the machine stands still: a kernel in User-mode Linux has one processor, and
-// with it stand all of its processes, timers and packets.
-type pulse struct {
+// Pulse notes when the machine stands still: a kernel in User-mode Linux has one processor, and
+// with it stand all of its processes, timers and packets. The zero value is ready for use.
+type Pulse struct {
 	mu   sync.Mutex
 	gaps []gap     // guarded by mu
 	last time.Time // the last beat; zero: none so far; guarded by mu
+
+	explained int // connections; guarded by mu
 }
 
 type gap struct{ from, to time.Time }
 
-// run notes beats until the context ends.
-func (p *pulse) run(ctx context.Context) {
+// Run notes beats until the context ends.
+func (p *Pulse) Run(ctx context.Context) {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
 	for {
@@ -44,7 +52,7 @@ func (p *pulse) run(ctx context.Context) {
 }
 
 // note notes a beat.
-func (p *pulse) note(now time.Time) {
+func (p *Pulse) note(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.last.IsZero() && now.Sub(p.last) >= stopped {
@@ -54,7 +62,7 @@ func (p *pulse) note(now time.Time) {
 }
 
 // still is for how long the machine has stood still between two times.
-func (p *pulse) still(from, to time.Time) time.Duration {
+func (p *Pulse) still(from, to time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	gaps := p.gaps
@@ -72,6 +80,23 @@ func (p *pulse) still(from, to time.Time) time.Duration {
 		sum += max(0, g.to.Sub(g.from))
 	}
 	return sum
+}
+
+// Explains reports whether User-mode Linux stood still for so much of a connection's time that its
+// timeout proves nothing about rules, and prints that. The connection must be made again. It explains
+// a few connections only, and none on a real kernel.
+func (p *Pulse) Explains(err error, begun time.Time, to string) bool {
+	if !uml.Inside() || !isTimeout(err) || p.still(begun, time.Now()) < tooLong {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.explained == maxExplained {
+		return false
+	}
+	p.explained++
+	fmt.Printf("| a connection to %s is repeated, because the machine stood still: %v\n", to, err) // the | has hack/testreport show it
+	return true
 }
 
 // isTimeout reports whether a connection failed because time was up, and for no other reason.

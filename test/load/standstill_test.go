@@ -12,7 +12,7 @@ import (
 func TestStandstill(t *testing.T) {
 	start := time.Unix(1e9, 0)
 	at := start.Add
-	p := &pulse{}
+	p := &Pulse{}
 	for _, beat := range []time.Duration{0, 200, 400, 1000, 4000, 4500, 5000, 9000} { // some late, as on any busy machine
 		p.note(at(beat * time.Millisecond))
 	}
@@ -43,7 +43,7 @@ func TestEndIsNoStandstill(t *testing.T) {
 			<-l.ctx.Done()
 			<-time.After(Patience) // the bubble's time
 			if still := l.pulse.still(begun, time.Now()); still != 0 {
-				t.Errorf("the machine is said to have stood still for %s", still)
+				t.Errorf("the machine is reported to have stood still for %s", still)
 			}
 		})
 		l.End()

@@ -117,7 +117,7 @@ func leaseOf(name, holder string) *coordinationv1.Lease {
 func TestAgentWritesNothingOfOtherNodes(t *testing.T) {
 	const own, other = "writer-1", "writer-2"
 	rulesOf(t, own)
-	foreign := rulesOf(t, other)
+	others := rulesOf(t, other)
 	ownPod, otherPod := podOn(t, own, agentAccount), podOn(t, other, agentAccount)
 	agents := clientWith(t, tokenOf(t, agentAccount, ownPod))
 	create(t, clientWith(t, tokenOf(t, agentAccount, otherPod)), leaseOf("agent."+other, other))
@@ -138,53 +138,53 @@ func TestAgentWritesNothingOfOtherNodes(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		name    string
-		write   func(context.Context) error
-		refused string // part of the message; empty: allowed
+		name   string
+		write  func(context.Context) error
+		denied string // part of the message; empty: allowed
 	}{
 		{name: "its own status", write: applyStatus(agents, own)},
 		{name: "its own Lease, new", write: apply(agents, leaseOf("agent."+own, own))},
 		{name: "its own Lease again", write: apply(agents, leaseOf("agent."+own, own))},
 		{
 			name: "another status", write: applyStatus(agents, other),
-			refused: "the agent of node writer-1 can only write the status of its own NodeProxyRules, not of writer-2",
+			denied: "the agent of node writer-1 can only write the status of its own NodeProxyRules, not of writer-2",
 		},
 		{
 			name: "another status, all of it",
 			write: func(ctx context.Context) error {
-				changed := foreign.DeepCopy()
+				changed := others.DeepCopy()
 				changed.Status.Services = 9
 				return agents.Status().Update(ctx, changed)
 			},
-			refused: "not of writer-2",
+			denied: "not of writer-2",
 		},
-		{name: "another Lease that is there", write: apply(agents, leaseOf("agent."+other, own)), refused: "can only write its own Lease, not agent.writer-2"},
-		{name: "another Lease that is not", write: apply(agents, leaseOf("agent.nowhere", "nowhere")), refused: "not agent.nowhere"},
+		{name: "another Lease that is there", write: apply(agents, leaseOf("agent."+other, own)), denied: "can only write its own Lease, not agent.writer-2"},
+		{name: "another Lease that is not", write: apply(agents, leaseOf("agent.nowhere", "nowhere")), denied: "not agent.nowhere"},
 		{
-			name:    "another Lease, created",
-			write:   func(ctx context.Context) error { return agents.Create(ctx, leaseOf("agent.nowhere", own)) },
-			refused: "not agent.nowhere",
+			name:   "another Lease, created",
+			write:  func(ctx context.Context) error { return agents.Create(ctx, leaseOf("agent.nowhere", own)) },
+			denied: "not agent.nowhere",
 		},
-		{name: "the controller's Lease", write: apply(agents, leaseOf("nodeproxy-controller", own)), refused: "not nodeproxy-controller"},
-		{name: "its own Lease for another holder", write: apply(agents, leaseOf("agent."+own, other)), refused: "must be held by writer-1"},
-		{name: "a Lease by another hash", write: apply(agents, leaseOf("agent-of-long-name.0", own)), refused: "not agent-of-long-name.0"},
-		{name: "its own status by an unbound token", write: applyStatus(unbound, own), refused: "the token of this agent names no node"},
-		{name: "its own Lease by an unbound token", write: apply(unbound, leaseOf("agent."+own, own)), refused: "the token of this agent names no node"},
+		{name: "the controller's Lease", write: apply(agents, leaseOf("nodeproxy-controller", own)), denied: "not nodeproxy-controller"},
+		{name: "its own Lease for another holder", write: apply(agents, leaseOf("agent."+own, other)), denied: "must be held by writer-1"},
+		{name: "a Lease by another hash", write: apply(agents, leaseOf("agent-of-long-name.0", own)), denied: "not agent-of-long-name.0"},
+		{name: "its own status by an unbound token", write: applyStatus(unbound, own), denied: "the token of this agent names no node"},
+		{name: "its own Lease by an unbound token", write: apply(unbound, leaseOf("agent."+own, own)), denied: "the token of this agent names no node"},
 		{name: "its own status by a token of its Node", write: applyStatus(ofNode, own)},
 		{name: "its own Lease by a token of its Node", write: apply(ofNode, leaseOf("agent."+own, own))},
-		{name: "another status by a token of its Node", write: applyStatus(ofNode, other), refused: "not of writer-2"},
-		{name: "its own spec", write: apply(agents, statusOf(own)), refused: `cannot patch resource "nodeproxyrules"`},
+		{name: "another status by a token of its Node", write: applyStatus(ofNode, other), denied: "not of writer-2"},
+		{name: "its own spec", write: apply(agents, statusOf(own)), denied: `cannot patch resource "nodeproxyrules"`},
 		{
 			name: "a Lease elsewhere",
 			write: func(ctx context.Context) error {
 				return agents.Create(ctx, inNamespace(leaseOf("agent."+own, own), "default"))
 			},
-			refused: `cannot create resource "leases"`,
+			denied: `cannot create resource "leases"`,
 		},
-		{name: "its own Lease, deleted", write: func(ctx context.Context) error { return agents.Delete(ctx, leaseOf("agent."+own, own)) }, refused: `cannot delete resource "leases"`},
+		{name: "its own Lease, deleted", write: func(ctx context.Context) error { return agents.Delete(ctx, leaseOf("agent."+own, own)) }, denied: `cannot delete resource "leases"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			expect(t, c.write(t.Context()), c.refused)
+			expect(t, c.write(t.Context()), c.denied)
 		})
 	}
 	t.Cleanup(func() { _ = server.client.Delete(context.Background(), leaseOf("agent."+own, own)) })
@@ -207,7 +207,7 @@ func TestAgentWritesNoMetadataOfItsLease(t *testing.T) {
 		l := lease(nil)
 		if err := server.client.Get(context.Background(), client.ObjectKeyFromObject(l), l); err == nil {
 			l.Finalizers = nil
-			_ = server.client.Update(context.Background(), l) // else deleting it says so
+			_ = server.client.Update(context.Background(), l) // else deleting it reports it
 			_ = server.client.Delete(context.Background(), l) // nothing else has this name
 		}
 	})
@@ -227,10 +227,10 @@ func TestAgentWritesNoMetadataOfItsLease(t *testing.T) {
 		//nolint:staticcheck // what the agent does, without generated types
 		return agents.Patch(t.Context(), l, client.Apply, client.ForceOwnership, client.FieldOwner("nodeproxy-agent"))
 	}
-	const refused = "must stay unchanged"
+	const denied = "must stay unchanged"
 	for name, change := range forbidden {
-		expect(t, agents.Create(t.Context(), lease(change)), refused)
-		if err := apply(lease(change)); err == nil || !strings.Contains(err.Error(), refused) {
+		expect(t, agents.Create(t.Context(), lease(change)), denied)
+		if err := apply(lease(change)); err == nil || !strings.Contains(err.Error(), denied) {
 			t.Errorf("%s on a new Lease: %v", name, err)
 		}
 	}
@@ -247,7 +247,7 @@ func TestAgentWritesNoMetadataOfItsLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, change := range forbidden {
-		if err := apply(lease(change)); err == nil || !strings.Contains(err.Error(), refused) {
+		if err := apply(lease(change)); err == nil || !strings.Contains(err.Error(), denied) {
 			t.Errorf("%s on a Lease that is there: %v", name, err)
 		}
 	}
@@ -259,7 +259,7 @@ func TestAgentWritesNoMetadataOfItsLease(t *testing.T) {
 	} {
 		changed := stored.DeepCopy()
 		change(&changed.ObjectMeta)
-		if err := agents.Patch(t.Context(), changed, client.MergeFrom(stored)); err == nil || !strings.Contains(err.Error(), refused) {
+		if err := agents.Patch(t.Context(), changed, client.MergeFrom(stored)); err == nil || !strings.Contains(err.Error(), denied) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -283,16 +283,16 @@ func inNamespace(lease *coordinationv1.Lease, namespace string) *coordinationv1.
 	return lease
 }
 
-// expect fails the test unless err is a refusal whose message holds a text; for
+// expect fails the test unless err is a denial whose message holds a text; for
 // an empty text, unless there is no error.
-func expect(t *testing.T, err error, refused string) {
+func expect(t *testing.T, err error, denied string) {
 	t.Helper()
 	switch {
-	case refused == "" && err != nil:
-		t.Errorf("refused: %v", err)
-	case refused != "" && err == nil:
-		t.Errorf("allowed; want a refusal that says %q", refused)
-	case refused != "" && !strings.Contains(err.Error(), refused):
-		t.Errorf("%v; want a refusal that says %q", err, refused)
+	case denied == "" && err != nil:
+		t.Errorf("denied: %v", err)
+	case denied != "" && err == nil:
+		t.Errorf("allowed; want a denial with %q in its message", denied)
+	case denied != "" && !strings.Contains(err.Error(), denied):
+		t.Errorf("%v; want a denial with %q in its message", err, denied)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// The annotations by which the API server says in its log what became of a
+// The annotations by which the API server reports in its log what became of a
 // request, and by which role.
 const (
 	decisionAnnotation = "authorization.k8s.io/decision"
@@ -33,11 +33,11 @@ type auditEvent struct {
 }
 
 // requestsOf returns the requests of a user so far, as lines such as those of
-// allowed, and those that roles have refused. What a Role of the namespace of
+// allowed, and those that roles have denied. What a Role of the namespace of
 // nodeproxy has allowed counts as of this namespace, everything else as of the
 // whole cluster. Requests that everybody may make, to find out what there is, are
 // left out.
-func requestsOf(t *testing.T, user string) (used map[string]bool, refused []string) {
+func requestsOf(t *testing.T, user string) (used map[string]bool, denied []string) {
 	t.Helper()
 	file, err := os.Open(server.auditLog)
 	if err != nil {
@@ -58,7 +58,7 @@ func requestsOf(t *testing.T, user string) (used map[string]bool, refused []stri
 		a := action{verb: event.Verb, group: event.ObjectRef.APIGroup, resource: event.ObjectRef.Resource, subresource: event.ObjectRef.Subresource}
 		if event.Annotations[decisionAnnotation] != "allow" {
 			a.namespace = event.ObjectRef.Namespace
-			refused = append(refused, fmt.Sprintf("%s (%s): %s", a, event.RequestURI, event.Annotations[reasonAnnotation]))
+			denied = append(denied, fmt.Sprintf("%s (%s): %s", a, event.RequestURI, event.Annotations[reasonAnnotation]))
 			continue
 		}
 		if strings.Contains(event.Annotations[reasonAnnotation], `of Role "`) {
@@ -73,7 +73,7 @@ func requestsOf(t *testing.T, user string) (used map[string]bool, refused []stri
 	if err := lines.Err(); err != nil {
 		t.Fatal(err)
 	}
-	return used, refused
+	return used, denied
 }
 
 // granted returns what the ClusterRole and the Role of a name allow, as lines

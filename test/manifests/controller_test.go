@@ -145,11 +145,11 @@ func startFastController(t *testing.T, token string) {
 	})
 }
 
-// TestControllerUsesEachOfItsRights has the controller do all that it ever does,
+// TestControllerUsesEachOfItsPermissions has the controller do all that it ever does,
 // with the token of its service account, and compares the API server's log with
-// the controller's roles: what it was refused, and what it has not used. So it asks
+// the controller's roles: what it was denied, and what it has not used. It therefore asks
 // for nothing of what --manage-cluster-objects needs, either.
-func TestControllerUsesEachOfItsRights(t *testing.T) {
+func TestControllerUsesEachOfItsPermissions(t *testing.T) {
 	readManifests(t)
 	token := tokenOf(t, controllerAccount, nil)
 	t.Cleanup(func() {
@@ -162,21 +162,21 @@ func TestControllerUsesEachOfItsRights(t *testing.T) {
 	t.Run("what it does at once", func(t *testing.T) { doWhatIsDoneAtOnce(t, token) })
 	t.Run("what it does after minutes", func(t *testing.T) { doWhatTakesMinutes(t, token) })
 
-	used, refused := requestsOf(t, userOf(controllerAccount))
-	if len(refused) > 0 {
-		t.Errorf("the controller was refused\n%s", strings.Join(refused, "\n"))
+	used, denied := requestsOf(t, userOf(controllerAccount))
+	if len(denied) > 0 {
+		t.Errorf("the controller was denied\n%s", strings.Join(denied, "\n"))
 	}
 	unused := slices.DeleteFunc(granted(t, controllerAccount), func(line string) bool { return used[line] })
 	if len(unused) > 0 {
-		t.Errorf("the controller has not used these rights: either it does not need them, or this test must have it do more\n%s", strings.Join(unused, "\n"))
+		t.Errorf("the controller has not used these permissions: either it does not need them, or this test must have it do more\n%s", strings.Join(unused, "\n"))
 	}
 }
 
 // doWhatIsDoneAtOnce runs the real program.
 func doWhatIsDoneAtOnce(t *testing.T, token string) {
 	ctx := t.Context()
-	shop := newNamespace(t, "rights")
-	pod := podOn(t, "rights-1", agentAccount, corev1.Taint{Key: v1alpha1.TaintAgentNotReady, Effect: corev1.TaintEffectNoSchedule})
+	shop := newNamespace(t, "permissions")
+	pod := podOn(t, "permissions-1", agentAccount, corev1.Taint{Key: v1alpha1.TaintAgentNotReady, Effect: corev1.TaintEffectNoSchedule})
 	proxy := &v1alpha1.NodeProxy{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName},
 		Spec: v1alpha1.NodeProxySpec{
@@ -185,7 +185,7 @@ func doWhatIsDoneAtOnce(t *testing.T, token string) {
 		},
 	}
 	create(t, server.client, proxy)
-	policy := &v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rights"}}
+	policy := &v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "permissions"}}
 	create(t, server.client, policy)
 	gone := rulesOf(t, "gone-1")
 	gone.Annotations = map[string]string{v1alpha1.AnnotationNodeAbsentSince: time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)}
@@ -199,7 +199,7 @@ func doWhatIsDoneAtOnce(t *testing.T, token string) {
 		t.Fatal(err)
 	}
 
-	servicePolicy := &v1alpha1.ServiceProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "rights"}}
+	servicePolicy := &v1alpha1.ServiceProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "permissions"}}
 	create(t, server.client, servicePolicy)
 
 	stop := startController(t, token)
@@ -209,7 +209,7 @@ func doWhatIsDoneAtOnce(t *testing.T, token string) {
 		err := errors.Join(
 			server.client.Get(ctx, client.ObjectKeyFromObject(servicePolicy), servicePolicy),
 			server.client.Get(ctx, client.ObjectKey{Name: shop + ".cart"}, rules),
-			server.client.Get(ctx, client.ObjectKey{Name: "rights-1"}, &v1alpha1.NodeProxyRules{}),
+			server.client.Get(ctx, client.ObjectKey{Name: "permissions-1"}, &v1alpha1.NodeProxyRules{}),
 			server.client.Get(ctx, client.ObjectKeyFromObject(proxy), proxy),
 			server.client.Get(ctx, client.ObjectKeyFromObject(policy), policy),
 			server.client.List(ctx, &events, client.InNamespace(shop)),
@@ -248,14 +248,14 @@ func doWhatIsDoneAtOnce(t *testing.T, token string) {
 		t.Fatal(err)
 	}
 	eventually(t, func(ctx context.Context) error { return isGone(ctx, rules) })
-	awaitUntainted(t, "rights-1", tokenOf(t, agentAccount, pod))
+	awaitUntainted(t, "permissions-1", tokenOf(t, agentAccount, pod))
 	eventually(t, func(ctx context.Context) error {
 		return errors.Join(
 			server.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: agentAccount}, &appsv1.DaemonSet{}),
 			server.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: apiServersName}, &corev1.ConfigMap{}),
 		)
 	})
-	removeRules(t, "rights-1")
+	removeRules(t, "permissions-1")
 	if err := server.client.Delete(ctx, proxy); err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +298,7 @@ func removeRules(t *testing.T, node string) {
 	})
 }
 
-// openService is one of which the controller has something to say.
+// openService is one about which the controller writes an event.
 func openService(namespace string) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "cart"},

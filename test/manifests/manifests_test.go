@@ -159,7 +159,7 @@ func TestInstallManifest(t *testing.T) {
 	}
 }
 
-// TestInstallManifestInAnotherNamespace does what docs/security.md says.
+// TestInstallManifestInAnotherNamespace does what docs/security.md describes.
 func TestInstallManifestInAnotherNamespace(t *testing.T) {
 	text, out, err := installManifest(t, "VERSION=v1.2.3", "API_SERVERS=https://192.0.2.10:6443")
 	if err != nil {
@@ -176,16 +176,16 @@ func TestInstallManifestInAnotherNamespace(t *testing.T) {
 	}
 }
 
-func TestInstallManifestRefusesWhatCannotWork(t *testing.T) {
-	for name, c := range map[string]struct{ variable, says string }{
+func TestInstallManifestRejectsWhatCannotWork(t *testing.T) {
+	for name, c := range map[string]struct{ variable, reports string }{
 		"version":    {"VERSION=v1+dirty", `VERSION is "v1+dirty"`},
 		"API server": {"API_SERVERS=192.0.2.10:6443", `API_SERVERS holds "192.0.2.10:6443"`},
 		"component":  {"COMPONENTS=rbac", `COMPONENTS names "rbac"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, out, err := installManifest(t, "VERSION=v1", c.variable)
-			if err == nil || !strings.Contains(out, c.says) {
-				t.Errorf("%v, %s; want a failure that says %s", err, out, c.says)
+			if err == nil || !strings.Contains(out, c.reports) {
+				t.Errorf("%v, %s; want a failure that reports %s", err, out, c.reports)
 			}
 		})
 	}

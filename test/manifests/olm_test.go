@@ -18,9 +18,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// withOLMRights gives both service accounts the rights that they have under OLM
+// withOLMPermissions gives both service accounts the permissions that they have under OLM
 // only, until the test ends.
-func withOLMRights(t *testing.T) {
+func withOLMPermissions(t *testing.T) {
 	t.Helper()
 	file := configDirectory("manifests", "role_olm.yaml")
 	if out, err := kubectl(t.Context(), "apply", "-f", file); err != nil {
@@ -64,21 +64,21 @@ func rulesOfNoController() *v1alpha1.ServiceProxyRules {
 	}
 }
 
-// TestManageClusterObjects has the controller make the policies with the rights of
-// the bundle, and tries with real tokens whether they refuse what they are for.
+// TestManageClusterObjects has the controller make the policies with the permissions of
+// the bundle, and tries with real tokens whether they deny what they are for.
 func TestManageClusterObjects(t *testing.T) {
 	readManifests(t)
-	withOLMRights(t)
+	withOLMPermissions(t)
 	removePolicies(t)
 	token := tokenOf(t, controllerAccount, nil)
 	writer := clientWith(t, token)
 	stop := startController(t, token, "--manage-cluster-objects")
-	t.Run("what they refuse", func(t *testing.T) { policiesRefuse(t, writer) })
+	t.Run("what they deny", func(t *testing.T) { policiesDeny(t, writer) })
 
 	proxy := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
 	create(t, server.client, proxy)
 	eventually(t, func(ctx context.Context) error {
-		return isRefusal(label(ctx, writer, &v1alpha1.NodeProxy{ObjectMeta: proxy.ObjectMeta}), "can only change its own finalizer")
+		return isDenial(label(ctx, writer, &v1alpha1.NodeProxy{ObjectMeta: proxy.ObjectMeta}), "can only change its own finalizer")
 	})
 	eventually(t, func(ctx context.Context) error {
 		system := &corev1.Namespace{}
@@ -105,7 +105,7 @@ func TestManageClusterObjects(t *testing.T) {
 		return err
 	})
 	stop()
-	usesOLMRights(t)
+	usesOLMPermissions(t)
 }
 
 // label tries to label an object.
@@ -113,8 +113,8 @@ func label(ctx context.Context, c client.Client, object client.Object) error {
 	return c.Patch(ctx, object, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`)), client.DryRunAll)
 }
 
-// policiesRefuse tries what the policies are for: writer is the controller.
-func policiesRefuse(t *testing.T, writer client.Client) {
+// policiesDeny tries what the policies are for: writer is the controller.
+func policiesDeny(t *testing.T, writer client.Client) {
 	const own, other = "kept-1", "kept-2"
 	rulesOf(t, own)
 	rulesOf(t, other)
@@ -127,8 +127,8 @@ func policiesRefuse(t *testing.T, writer client.Client) {
 		}
 	}
 	for name, c := range map[string]struct {
-		write   func(context.Context) error
-		refused string
+		write  func(context.Context) error
+		denied string
 	}{
 		"rules by hand": {
 			func(ctx context.Context) error {
@@ -153,7 +153,7 @@ func policiesRefuse(t *testing.T, writer client.Client) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			eventually(t, func(ctx context.Context) error { return isRefusal(c.write(ctx), c.refused) })
+			eventually(t, func(ctx context.Context) error { return isDenial(c.write(ctx), c.denied) })
 		})
 	}
 	expect(t, applyStatus(own)(t.Context()), "")
@@ -172,31 +172,31 @@ func liftLeases(t *testing.T) {
 	})
 }
 
-// isRefusal returns nil for a refusal that holds a text.
-func isRefusal(err error, text string) error {
+// isDenial returns nil for a denial that holds a text.
+func isDenial(err error, text string) error {
 	if err == nil {
-		return fmt.Errorf("allowed; want a refusal that says %q", text)
+		return fmt.Errorf("allowed; want a denial with %q in its message", text)
 	}
 	if !strings.Contains(err.Error(), text) {
-		return fmt.Errorf("want a refusal that says %q: %w", text, err)
+		return fmt.Errorf("want a denial with %q in its message: %w", text, err)
 	}
 	return nil
 }
 
-// usesOLMRights compares the API server's log with the role: what the controller
-// was refused, and which right it has not used.
-func usesOLMRights(t *testing.T) {
+// usesOLMPermissions compares the API server's log with the role: what the controller
+// was denied, and which permission it has not used.
+func usesOLMPermissions(t *testing.T) {
 	t.Helper()
-	used, refused := requestsOf(t, userOf(controllerAccount))
-	for _, line := range refused {
+	used, denied := requestsOf(t, userOf(controllerAccount))
+	for _, line := range denied {
 		if strings.Contains(line, "admissionregistration") || strings.Contains(line, "namespaces") {
-			t.Errorf("the controller was refused %s", line)
+			t.Errorf("the controller was denied %s", line)
 		}
 	}
 	for _, line := range granted(t, controllerAccount+"-olm") {
 		// What only OpenShift asks, and what only a plugin of the API server does.
 		if !used[line] && !strings.Contains(line, "securitycontextconstraints") && !strings.Contains(line, ": delete ") {
-			t.Errorf("the controller has not used this right: %s", line)
+			t.Errorf("the controller has not used this permission: %s", line)
 		}
 	}
 }

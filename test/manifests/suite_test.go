@@ -1,6 +1,3 @@
-// Package manifests_test tests the manifests of config against a real API server: it
-// accepts each of them, and their permissions let the controller and the agents do their
-// work and nothing else.
 package manifests_test
 
 import (
@@ -167,7 +164,7 @@ func until(ctx context.Context, f func(ctx context.Context) error) error {
 			return nil
 		}
 		if ctx.Err() == nil || last == nil {
-			last = err // a later one may only say that time is up
+			last = err // a later one may only report that time is up
 		}
 		select {
 		case <-ctx.Done():

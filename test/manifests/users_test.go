@@ -30,7 +30,7 @@ func userClient(t *testing.T, user string) client.Client {
 	return c
 }
 
-// parts says of which roles another consists.
+// parts reports of which roles another consists.
 var parts = map[string][]string{"view": {"view"}, "edit": {"edit", "view"}, "admin": {"admin", "edit", "view"}}
 
 // bindInNamespace gives a user a role such as edit in a namespace. In a whole
@@ -158,12 +158,12 @@ func TestOnlyTheControllerWritesRenderedObjects(t *testing.T) {
 	service := serviceRules("shop.written")
 	create(t, controller, service)
 	node := rulesOf(t, "written-1")
-	const refused = "are written by nodeproxy-controller only"
+	const denied = "are written by nodeproxy-controller only"
 
-	expect(t, server.client.Create(ctx, serviceRules("shop.mine")), "serviceproxyrules "+refused)
+	expect(t, server.client.Create(ctx, serviceRules("shop.mine")), "serviceproxyrules "+denied)
 	edited := service.DeepCopy()
 	edited.Spec.ClusterIPs = []string{"10.96.0.8"}
-	expect(t, server.client.Update(ctx, edited), refused)
+	expect(t, server.client.Update(ctx, edited), denied)
 	for name, edit := range map[string]func(*metav1.ObjectMeta){
 		"labels":      func(m *metav1.ObjectMeta) { m.Labels = map[string]string{"mine": "yes"} },
 		"annotations": func(m *metav1.ObjectMeta) { m.Annotations = map[string]string{"mine": "yes"} },
@@ -175,11 +175,11 @@ func TestOnlyTheControllerWritesRenderedObjects(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			marked := node.DeepCopy()
 			edit(&marked.ObjectMeta)
-			expect(t, server.client.Update(ctx, marked), "nodeproxyrules "+refused)
+			expect(t, server.client.Update(ctx, marked), "nodeproxyrules "+denied)
 		})
 	}
 	if out, err := kubectl(ctx, "annotate", "nodeproxyrules", "written-1", "mine=yes"); err == nil || !strings.Contains(out, "change those instead") {
-		t.Errorf("kubectl annotate: %v, %s; want to be told what to change instead", err, out)
+		t.Errorf("kubectl annotate: %v, %s; want a message about what to change instead", err, out)
 	}
 	// What people write is not the controller's to write.
 	for _, policy := range []client.Object{nodePolicy("written"), servicePolicy("written")} {
@@ -196,7 +196,7 @@ func TestOnlyTheControllerWritesRenderedObjects(t *testing.T) {
 	status.Status.Services = 3
 	expect(t, server.client.Status().Update(ctx, status), "")
 
-	// Nor does anybody who may delete them have to ask the controller.
+	// Neither does anybody who may delete them have to ask the controller.
 	expect(t, server.client.Delete(ctx, service, client.PropagationPolicy(metav1.DeletePropagationForeground)), "")
 	if err := server.client.Get(ctx, client.ObjectKeyFromObject(service), service); err != nil {
 		t.Fatalf("an object whose dependents go first: %v", err)

@@ -1,5 +1,3 @@
-// Package metricsdoc compares docs/metrics.md with the metrics that a program
-// registers, for the tests of both programs.
 package metricsdoc
 
 import (

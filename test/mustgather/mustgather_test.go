@@ -1,6 +1,3 @@
-// Package mustgather_test runs hack/must-gather against a real API server: with full
-// permissions, without permissions, and without a response. Without kubelets nothing can
-// run in pods.
 package mustgather_test
 
 import (
@@ -123,8 +120,8 @@ func writeFile(t *testing.T, text []byte) string {
 
 func realKubectl() string { return filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl") }
 
-// gather runs must-gather, and returns the directory, what it said and its error.
-func gather(t *testing.T, kubeconfig string, args ...string) (directory, said string, err error) {
+// gather runs must-gather, and returns the directory, what it printed and its error.
+func gather(t *testing.T, kubeconfig string, args ...string) (directory, printed string, err error) {
 	t.Helper()
 	directory = filepath.Join(t.TempDir(), "gathered")
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -139,9 +136,9 @@ func gather(t *testing.T, kubeconfig string, args ...string) (directory, said st
 func TestCollectsAllThereIs(t *testing.T) {
 	s := startServer(t)
 	s.fill(t)
-	directory, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "admin", Groups: []string{"system:masters"}}))
+	directory, printed, err := gather(t, s.kubeconfig(t, envtest.User{Name: "admin", Groups: []string{"system:masters"}}))
 	if err != nil {
-		t.Fatalf("%v\n%s", err, said)
+		t.Fatalf("%v\n%s", err, printed)
 	}
 	files := read(t, os.DirFS(directory))
 	for file, want := range map[string]string{
@@ -166,8 +163,8 @@ func TestCollectsAllThereIs(t *testing.T) {
 		"nodes/node-b: this node has no pod of an agent",
 		"controllers/nodeproxy-controller-x/log.txt: kubectl logs",
 	} {
-		if !strings.Contains(said, want) {
-			t.Errorf("it does not say that %q could not be collected:\n%s", want, said)
+		if !strings.Contains(printed, want) {
+			t.Errorf("it does not state that %q could not be collected:\n%s", want, printed)
 		}
 	}
 	for file, text := range files {
@@ -190,9 +187,9 @@ func TestLooksIntoNodes(t *testing.T) {
 	if err := os.WriteFile(kubectl, []byte(script), 0o700); err != nil { //nolint:gosec // it is a program
 		t.Fatal(err)
 	}
-	directory, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "admin", Groups: []string{"system:masters"}}), "--kubectl", kubectl)
+	directory, printed, err := gather(t, s.kubeconfig(t, envtest.User{Name: "admin", Groups: []string{"system:masters"}}), "--kubectl", kubectl)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, said)
+		t.Fatalf("%v\n%s", err, printed)
 	}
 	files := read(t, os.DirFS(directory))
 	for file, want := range map[string]string{
@@ -207,15 +204,15 @@ func TestLooksIntoNodes(t *testing.T) {
 	}
 }
 
-func TestWithoutRights(t *testing.T) {
+func TestWithoutPermissions(t *testing.T) {
 	s := startServer(t)
 	s.fill(t)
-	directory, said, err := gather(t, s.kubeconfig(t, envtest.User{Name: "stranger"}))
+	directory, printed, err := gather(t, s.kubeconfig(t, envtest.User{Name: "stranger"}))
 	if err != nil {
-		t.Fatalf("%v\n%s", err, said)
+		t.Fatalf("%v\n%s", err, printed)
 	}
-	if !strings.Contains(said, "objects/nodeproxyrules.yaml: kubectl get nodeproxyrules.nodeproxy.io") || !strings.Contains(said, "forbidden") {
-		t.Errorf("it does not say what is forbidden:\n%s", said)
+	if !strings.Contains(printed, "objects/nodeproxyrules.yaml: kubectl get nodeproxyrules.nodeproxy.io") || !strings.Contains(printed, "forbidden") {
+		t.Errorf("it does not state what is forbidden:\n%s", printed)
 	}
 	if files := read(t, os.DirFS(directory)); !strings.Contains(files["versions/kubernetes.yaml"], "serverVersion") {
 		t.Errorf("what may be read is not there: %q", files)
@@ -223,7 +220,7 @@ func TestWithoutRights(t *testing.T) {
 }
 
 func TestWithoutAnswer(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and says nothing
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and answers nothing
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,9 +229,9 @@ func TestWithoutAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			kubeconfig := writeFile(t, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: a,
 clusters: [{name: a, cluster: {server: "https://%s"}}], contexts: [{name: a, context: {cluster: a, user: a}}], users: [{name: a, user: {}}]}`, address))
-			directory, said, err := gather(t, kubeconfig, "--timeout", "2")
-			if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(said, "the API server does not respond") {
-				t.Errorf("%v\n%s", err, said)
+			directory, printed, err := gather(t, kubeconfig, "--timeout", "2")
+			if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(printed, "the API server does not respond") {
+				t.Errorf("%v\n%s", err, printed)
 			}
 			if _, err := os.Stat(directory); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("an empty directory is left: %v", err)
@@ -245,8 +242,8 @@ clusters: [{name: a, cluster: {server: "https://%s"}}], contexts: [{name: a, con
 
 func TestWrongFlags(t *testing.T) {
 	for _, args := range [][]string{{"--no-such-flag"}, {"--timeout"}} {
-		if _, said, err := gather(t, "", args...); err == nil || !strings.Contains(said, "see --help") {
-			t.Errorf("%q: %v\n%s", args, err, said)
+		if _, printed, err := gather(t, "", args...); err == nil || !strings.Contains(printed, "see --help") {
+			t.Errorf("%q: %v\n%s", args, err, printed)
 		}
 	}
 }

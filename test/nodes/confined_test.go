@@ -45,19 +45,19 @@ exec setpriv --no-new-privs --bounding-set=-all,+net_admin,+net_raw "$@"
 `
 
 // TestConfinedAgent runs the agent as its container does, with each variant of
-// iptables: it lacks nothing but the sysctls, where it is not told where they are,
-// and says so.
+// iptables: it lacks nothing but the sysctls, unless it knows where they are,
+// and reports it.
 func TestConfinedAgent(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	e.patch(`{"spec":{"settings":{"conntrack":{"tcpBeLiberal":"Enabled"}}}}`)
-	agent := e.startConfined("--sysctl-folder", "/proc/sys")
+	agent := e.startConfined("--sysctl-directory", "/proc/sys")
 	e.programmed()
 	e.until(e.apiServerAnswers)
 	message := e.message()
-	for _, want := range []string{"NodePorts do not answer on 127.0.0.1", "read-only file system", "net.netfilter.nf_conntrack_tcp_be_liberal is 0, not 1", "--sysctl-folder"} {
+	for _, want := range []string{"NodePorts do not answer on 127.0.0.1", "read-only file system", "net.netfilter.nf_conntrack_tcp_be_liberal is 0, not 1", "--sysctl-directory"} {
 		if !strings.Contains(message, want) {
-			t.Errorf("Programmed says %q, without %q", message, want)
+			t.Errorf("Programmed reports %q, without %q", message, want)
 		}
 	}
 	e.stopConfined(agent)
@@ -69,7 +69,7 @@ func TestConfinedAgent(t *testing.T) {
 		e.expect(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
 		e.until(func(context.Context) error {
 			if message := e.message(); message != "The desired state is programmed." {
-				return fmt.Errorf("%s: Programmed says %s", variant, message)
+				return fmt.Errorf("%s: Programmed reports %s", variant, message)
 			}
 			return nil
 		})
@@ -82,7 +82,7 @@ func TestConfinedAgent(t *testing.T) {
 		_, log, _ = bytes.Cut(log, []byte("Stopped; the rules"))
 		for _, word := range []string{"read-only", "ermission", "not permitted"} {
 			if bytes.Contains(log, []byte(word)) {
-				t.Errorf("%s: the log says %q: %s", variant, word, agent.Tail())
+				t.Errorf("%s: the log reports %q: %s", variant, word, agent.Tail())
 			}
 		}
 	}
@@ -114,7 +114,7 @@ func (e *env) startConfined(args ...string) *cluster.Process {
 	}
 	sysctls := filepath.Join(e.nodeproxy.Cluster.Dir(), "sysctls-"+e.node.Name())
 	agent := append([]string{command.Path}, command.Args...)
-	agent = append(append(agent, "--sysctl-folder", sysctls), args...)
+	agent = append(append(agent, "--sysctl-directory", sysctls), args...)
 	command.Name, command.Path = "nodeproxy-agent", "/usr/bin/unshare"
 	command.Args = append([]string{"--mount", "--propagation", "private", "bash", "-c", confine, "confine", e.state(), sysctls}, agent...)
 	process, err := e.node.Start(command)

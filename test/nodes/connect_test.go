@@ -16,11 +16,11 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
-// said is how soon a wrong address must be reported.
-const said = 30 * time.Second
+// reported is how soon a wrong address must be reported.
+const reported = 30 * time.Second
 
 // TestAgentWithoutAPI gives the agent wrong addresses of API servers, and then
-// an API server without its kinds. It says so, programs nothing, and starts when
+// an API server without its kinds. It reports it, programs nothing, and starts when
 // all is right, without being started again. Once there are rules, they stay.
 func TestAgentWithoutAPI(t *testing.T) {
 	t.Parallel()
@@ -30,7 +30,7 @@ func TestAgentWithoutAPI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused := "https://" + host.Hostname() + ":1"
+	closed := "https://" + host.Hostname() + ":1"
 	silent := "https://" + host.Hostname() + ":2"
 	if _, err := e.nodeproxy.Cluster.ControlPlane().Exec(t.Context(), "iptables-nft", "-w", "-I", "INPUT", "-p", "tcp", "--dport", "2", "-j", "DROP"); err != nil {
 		t.Fatal(err)
@@ -41,13 +41,13 @@ func TestAgentWithoutAPI(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wrong := []string{"no API server answers", refused + ": dial tcp", "connection refused", silent + ": dial tcp", "i/o timeout"}
+	wrong := []string{"no API server answers", closed + ": dial tcp", "connection refused", silent + ": dial tcp", "i/o timeout"}
 
-	list(refused, silent)
+	list(closed, silent)
 	before := e.rules()
 	began := time.Now()
 	agent := e.startAgent("--api-servers-file", addresses)
-	e.says(agent, 0, append(wrong, "whatToDo", addresses)...)
+	e.reports(agent, 0, append(wrong, "whatToDo", addresses)...)
 	e.unready(wrong...)
 	e.soon(began)
 
@@ -56,7 +56,7 @@ func TestAgentWithoutAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	list(right)
-	e.says(agent, 0, "the kinds of nodeproxy.io are not installed in this cluster: apply the install.yaml of this release")
+	e.reports(agent, 0, "the kinds of nodeproxy.io are not installed in this cluster: apply the install.yaml of this release")
 	e.unready("this node's NodeProxyRules", "could not find the requested resource")
 	if diff := cmp.Diff(before, e.rules()); diff != "" {
 		t.Errorf("rules were written (-before +after):\n%s", diff)
@@ -72,14 +72,14 @@ func TestAgentWithoutAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	before = e.rules()
-	list(refused, silent)
+	list(closed, silent)
 	log, err := os.Stat(agent.Log())
 	if err != nil {
 		t.Fatal(err)
 	}
 	began = time.Now()
 	agent = e.startAgent("--api-servers-file", addresses)
-	e.says(agent, log.Size(), wrong...)
+	e.reports(agent, log.Size(), wrong...)
 	e.unready(wrong...)
 	e.soon(began)
 	list(right)
@@ -95,14 +95,14 @@ func (e *env) soon(began time.Time) {
 	e.Helper()
 	took := time.Since(began).Round(100 * time.Millisecond)
 	e.Logf("wrong addresses are reported after %s", took)
-	if took > said {
-		e.Errorf("wrong addresses are reported after %s, want %s", took, said)
+	if took > reported {
+		e.Errorf("wrong addresses are reported after %s, want %s", took, reported)
 	}
 }
 
-// says waits until the agent has logged some texts. Its log is what comes after
+// reports waits until the agent has logged some texts. Its log is what comes after
 // those of agents before it.
-func (e *env) says(agent *cluster.Process, after int64, texts ...string) {
+func (e *env) reports(agent *cluster.Process, after int64, texts ...string) {
 	e.Helper()
 	e.until(func(context.Context) error {
 		return lacks(func() (string, error) {
@@ -131,7 +131,7 @@ func (e *env) ready(ctx context.Context) error {
 	return err
 }
 
-// readyz returns what the agent's /readyz says, which has to be with that status.
+// readyz returns what the agent's /readyz reports, which has to be with that status.
 func (e *env) readyz(ctx context.Context, status int) (string, error) {
 	got, text, err := e.node.Fetch(ctx, "http://127.0.0.1:19256/readyz")
 	if err == nil && got != status {

@@ -58,7 +58,7 @@ func TestUDPFlowsFollowTheirService(t *testing.T) {
 	e.allAnswer(flows, "one")
 	held, err := visitor.Connect(t.Context(), "tcp", one.Address(8080))
 	if err != nil {
-		t.Fatal(err)
+		load.FatalLoss(t, "TCP: %v", err)
 	}
 	defer held.Close()
 

@@ -18,7 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 )
 
-// The controller looks at the Leases every 10 s. So it may see the last renewal
+// The controller looks at the Leases every 10 s. It may therefore see the last renewal
 // 10 s late, and the end of the 90 s after that another 10 s; the rest is for
 // writing it on a busy machine.
 const reportedWithin = (90 + 10 + 10 + 15) * time.Second
@@ -90,7 +90,7 @@ func (e *env) within(limit time.Duration, f func(ctx context.Context) error) {
 }
 
 // summary returns nil when the NodeProxy counts as many stale nodes, and its
-// condition Ready says text.
+// condition Ready reports text.
 func (e *env) summary(ctx context.Context, stale int32, text string) error {
 	np := &v1alpha1.NodeProxy{}
 	if err := e.nodeproxy.Cluster.Client().Get(ctx, client.ObjectKey{Name: v1alpha1.NodeProxyName}, np); err != nil {

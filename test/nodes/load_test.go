@@ -16,8 +16,8 @@ const pace = 320
 // connections are the load of a test.
 type connections struct {
 	*load.Load
-	t    *testing.T
-	told int // failures that are reported
+	t        *testing.T
+	reported int // failures that are reported
 	// least is how many new TCP connections must succeed in a second. Not all of
 	// those that are begun are TCP.
 	least float64
@@ -59,7 +59,7 @@ func (l *connections) during(name string, least time.Duration, what func()) {
 	_, asked := l.Held()
 	done := false
 	defer func() { // what may end the test
-		if n := len(l.Failures()) - l.told; !done && n > 0 {
+		if n := len(l.Failures()) - l.reported; !done && n > 0 {
 			load.Lost(l.t, "%s: %d connections failed", name, n)
 		}
 	}()
@@ -78,13 +78,13 @@ func (l *connections) during(name string, least time.Duration, what func()) {
 	if measured < l.least {
 		l.t.Errorf("%s: %.0f new TCP connections a second, want %.0f at least: this proves too little", name, measured, l.least)
 	}
-	for i, failure := range failures[l.told:] {
+	for i, failure := range failures[l.reported:] {
 		if i < 10 {
 			l.t.Errorf("%s: %s", name, failure)
 		}
 	}
-	if n := len(failures) - l.told; n > 0 {
+	if n := len(failures) - l.reported; n > 0 {
 		load.Lost(l.t, "%s: %d connections failed", name, n)
 	}
-	l.told = len(failures)
+	l.reported = len(failures)
 }

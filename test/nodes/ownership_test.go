@@ -43,14 +43,14 @@ func (k *take) reports(reason, text string) {
 				return err
 			}
 			c := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgrammed)
-			said := ""
+			reported := ""
 			if c != nil {
-				said = c.Message
+				reported = c.Message
 			}
 			if d := status.Difference; d != nil {
-				said += "\n" + strings.Join(d.Examples, "\n")
+				reported += "\n" + strings.Join(d.Examples, "\n")
 			}
-			if c == nil || c.Reason != reason || !strings.Contains(said, text) {
+			if c == nil || c.Reason != reason || !strings.Contains(reported, text) {
 				return fmt.Errorf("%s: Programmed is %+v, difference %+v, want %s: …%s…", node.Name(), c, status.Difference, reason, text)
 			}
 			return nil

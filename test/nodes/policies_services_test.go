@@ -178,7 +178,7 @@ func (p *pool) answerBy(ways ...way) {
 func (p *pool) silentBy(ways ...way) {
 	p.Helper()
 	p.expectBy(ways, func(err error) bool {
-		return errors.Is(err, cluster.ErrRefused) || errors.Is(err, cluster.ErrNoAnswer)
+		return errors.Is(err, cluster.ErrRejected) || errors.Is(err, cluster.ErrNoAnswer)
 	})
 }
 
@@ -207,7 +207,7 @@ func (p *pool) servicePolicy(name string, overrides v1alpha1.ServiceOverrides) *
 	}
 }
 
-// apply creates a policy and waits until it says that its one Service has what it
+// apply creates a policy and waits until it reports that its one Service has what it
 // wants.
 func (p *pool) apply(policy *v1alpha1.ServiceProxyPolicy) {
 	p.Helper()

@@ -90,8 +90,8 @@ func (p *pool) settled() {
 				for _, group := range port.Endpoints {
 					count += len(group.Addresses)
 				}
-				if wanted := servers * len(rules.Spec.ClusterIPs); count != wanted && rules.Name != "default.kubernetes" {
-					return fmt.Errorf("%s, port %s: %d endpoints, want %d", rules.Name, port.Name, count, wanted)
+				if expected := servers * len(rules.Spec.ClusterIPs); count != expected && rules.Name != "default.kubernetes" {
+					return fmt.Errorf("%s, port %s: %d endpoints, want %d", rules.Name, port.Name, count, expected)
 				}
 				want += count
 			}
@@ -117,7 +117,7 @@ func (p *pool) in(t *testing.T) *pool {
 	e.T = t
 	k := *p.take
 	k.env = &e
-	l := &connections{Load: p.load.Load, t: t, told: len(p.load.Failures()), least: p.load.least}
+	l := &connections{Load: p.load.Load, t: t, reported: len(p.load.Failures()), least: p.load.least}
 	return &pool{take: &k, load: l, follow: p.follow}
 }
 
@@ -142,9 +142,9 @@ func (p *pool) movesThePool() {
 	p.rolledOut("Audit to Enforce", v1alpha1.ReasonProgrammed, enforcement(v1alpha1.Enforce))
 	p.silent("with Enforce again, without any change")
 	p.ports(true)
-	p.told(policy)
+	p.reported(policy)
 
-	// What the policy sets last is what NodeProxy says: without it nothing changes.
+	// What the policy sets last is what NodeProxy sets, too: without it nothing changes.
 	p.follow.Again()
 	p.load.during("the policy is deleted", time.Second, func() {
 		if err := c.Delete(p.Context(), policy); err != nil {
@@ -202,9 +202,9 @@ func (p *pool) shapedBy(names ...string) {
 	})
 }
 
-// told wants events about a policy that has gone through twice: each of them once,
+// reported wants events about a policy that has gone through twice: each of them once,
 // and no warning.
-func (p *pool) told(policy *v1alpha1.NodeProxyPolicy) {
+func (p *pool) reported(policy *v1alpha1.NodeProxyPolicy) {
 	p.Helper()
 	list := &eventsv1.EventList{}
 	if err := p.cluster.Client().List(p.Context(), list); err != nil {

@@ -63,7 +63,7 @@ func TestRemovalWithCleanup(t *testing.T) {
 		t.Error("the cluster IP of a Service still answers")
 	}
 	if _, err := e.ask(t.Context(), http.MethodGet, health); err == nil {
-		t.Error("load balancers are still told that the node is well")
+		t.Error("load balancers are still informed that the node is well")
 	}
 	for _, f := range flows {
 		e.until(func(context.Context) error { return f.untracked() })
@@ -168,7 +168,7 @@ func (e *env) kubeletChains() {
 	}
 }
 
-// clean looks that the kernel holds nothing of ours, and all that is the kubelet's.
+// clean looks that the kernel has nothing of ours, and all that is the kubelet's.
 func (e *env) clean() {
 	e.Helper()
 	for _, save := range []string{"iptables-save", "ip6tables-save"} {

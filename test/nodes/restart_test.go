@@ -59,12 +59,12 @@ func (o *outage) runPod(node int, app string) {
 }
 
 // reaches waits until a Service is answered by the named pods, and by no other,
-// on ten connections in a row; "refused" is no endpoint.
+// on ten connections in a row; "rejected" is no endpoint.
 func (o *outage) reaches(app string, want ...string) {
 	o.Helper()
 	o.until(func(ctx context.Context) error {
 		for range 10 {
-			server := "refused"
+			server := "rejected"
 			answer, err := o.dial(ctx, app)
 			switch {
 			case err == nil:
@@ -157,7 +157,7 @@ func TestRestartWithoutAPIServer(t *testing.T) {
 	o.logs(agent, goingBy, 2)
 	o.reaches("far", "far-1")
 	o.reaches("both", "both-1")
-	o.reaches("near", "refused")
+	o.reaches("near", "rejected")
 	o.until(o.answers(http.MethodGet, health, 503, nil))
 	o.until(o.answers(http.MethodGet, check, 503, nil))
 	o.logs(agent, answered, 0)
@@ -198,7 +198,7 @@ func (o *outage) answersWith(ctx context.Context, app, server string) error {
 }
 
 // TestStateDirectoryIsFull gives the agent a directory without room: all else goes on,
-// the status says so, and once there is room the set is written.
+// the status reports it, and once there is room the set is written.
 func TestStateDirectoryIsFull(t *testing.T) {
 	t.Parallel()
 	e := start(t)

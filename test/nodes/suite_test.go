@@ -1,5 +1,3 @@
-// Package nodes runs the controller and agents as processes in a local cluster, and checks
-// the nodes' kernels and the objects.
 package nodes
 
 import (
@@ -26,7 +24,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
-// Tests run side by side, as many as -parallel says: each has a cluster of its
+// Tests run side by side, as many as -parallel allows: each has a cluster of its
 // own, in network namespaces of its own, and waits more than it works. TestTakeover
 // measures, and has the machine to itself before they begin.
 
@@ -166,7 +164,7 @@ func (e *env) rules() []string {
 	return rules
 }
 
-// counters takes the figures out of "counter packets 3 bytes 180".
+// counters removes the numbers of "counter packets 3 bytes 180".
 func counters(rule string) string {
 	words := strings.Fields(rule)
 	for i := range words {

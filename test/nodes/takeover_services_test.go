@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
-// makeServices makes Services of all kinds with two pods on each node, and says
+// makeServices makes Services of all kinds with two pods on each node, and states
 // where connections to them are made. Some more Services make the nodes' rules
 // less small.
 func (k *take) makeServices() []load.Target {

@@ -79,7 +79,9 @@ type take struct {
 	*env
 	cluster  *cluster.Cluster
 	variants map[string]string // by node
-	paths    string            // directory with the nodes' PATHs
+	former   string            // kube-proxy's mode
+	mode     v1alpha1.ProxyMode
+	paths    string // directory with the nodes' PATHs
 	run      []*cluster.Process
 }
 
@@ -87,7 +89,7 @@ func newTakeover(t *testing.T) *take { return takeOf(startNodes(t, 2)) }
 
 // takeOf has one node of the legacy variant of iptables, and no others.
 func takeOf(e *env) *take {
-	k := &take{env: e, cluster: e.nodeproxy.Cluster, paths: e.TempDir(),
+	k := &take{env: e, cluster: e.nodeproxy.Cluster, paths: e.TempDir(), former: "iptables", mode: v1alpha1.ModeIPTables,
 		variants: map[string]string{"node-1": "nf_tables", "node-2": "legacy", "node-3": "nf_tables"}}
 	for _, node := range k.cluster.Nodes() {
 		k.makePaths(node)
@@ -100,7 +102,7 @@ func (k *take) usual(node *cluster.Node) string { return filepath.Join(k.paths, 
 
 // both is the PATH of a node's agent: programs of both variants, where the plain
 // names are of the one that the agent must not choose, and where the right one
-// notes what it is told to write.
+// notes what it is asked to write.
 func (k *take) both(node *cluster.Node) string { return filepath.Join(k.paths, node.Name()+"-both") }
 
 // note is the file with what a node's agent has written.
@@ -126,6 +128,13 @@ func (k *take) link(path, variant string) {
 func (k *take) makePaths(node *cluster.Node) {
 	usual, both, variant := k.usual(node), k.both(node), k.variants[node.Name()]
 	if err := errors.Join(os.Mkdir(usual, 0o700), os.Mkdir(both, 0o700)); err != nil {
+		k.Fatal(err)
+	}
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		k.Fatal("nft not found: apt-get install nftables")
+	}
+	if err := os.Symlink(nft, filepath.Join(usual, "nft")); err != nil { // kube-proxy in mode nftables runs it
 		k.Fatal(err)
 	}
 	right, wrong := "-nft", "legacy"
@@ -175,7 +184,7 @@ func (k *take) makeOthersRules(node *cluster.Node) {
 	}
 }
 
-var figures = regexp.MustCompile(` \[\d+:\d+\]`)
+var chainCounters = regexp.MustCompile(` \[\d+:\d+\]`)
 
 // saved is all that both variants hold on a node, in order within each chain.
 func (k *take) saved(node *cluster.Node) []string {
@@ -187,7 +196,7 @@ func (k *take) saved(node *cluster.Node) []string {
 				k.Fatal(err)
 			}
 			for line := range strings.Lines(text) {
-				line = figures.ReplaceAllString(strings.TrimSpace(line), "")
+				line = chainCounters.ReplaceAllString(strings.TrimSpace(line), "")
 				name, policy, _ := strings.Cut(line, " ")
 				switch {
 				case strings.HasPrefix(line, ":") && policy == "-":
@@ -233,7 +242,7 @@ func (k *take) startKubeProxies() {
 		process, err := node.Start(cluster.Command{
 			Path: filepath.Join(directory, "kube-proxy"), Env: []string{"PATH=" + k.usual(node)},
 			Args: []string{
-				"--kubeconfig", kubeconfig, "--hostname-override", node.Name(), "--proxy-mode", "iptables",
+				"--kubeconfig", kubeconfig, "--hostname-override", node.Name(), "--proxy-mode", k.former, "--nodeport-addresses", "0.0.0.0/0,::/0",
 				"--cluster-cidr", cluster.PodRanges, "--conntrack-max-per-core", "0",
 			},
 		})
@@ -315,18 +324,21 @@ func (k *take) startAgents() {
 			if want := []string{"IPv4", "IPv6"}; !slices.Equal(families, want) {
 				return fmt.Errorf("%s programs %q, want %q", node.Name(), families, want)
 			}
-			if want := k.variants[node.Name()]; !strings.Contains(agent.IPTables, want) || strings.Contains(condition.Message, ". Restrictions: ") {
-				return fmt.Errorf("%s uses %s, want %s, and says: %s", node.Name(), agent.IPTables, want, condition.Message)
+			if rules.Status.Mode != k.mode {
+				return fmt.Errorf("%s runs mode %s", node.Name(), rules.Status.Mode)
+			}
+			if want := k.variants[node.Name()]; k.mode == v1alpha1.ModeIPTables && !strings.Contains(agent.IPTables, want) || strings.Contains(condition.Message, ". Restrictions: ") {
+				return fmt.Errorf("%s uses %s, want %s, and reports: %s", node.Name(), agent.IPTables, want, condition.Message)
 			}
 			return nil
 		})
 	}
 }
 
-// wanted are the lines by which an agent's rules differ from kube-proxy's: it
+// expected are the lines by which an agent's rules differ from kube-proxy's: it
 // removes those by which kube-proxy counts what comes to node ports on
 // 127.0.0.0/8, and kube-proxy's canaries.
-var wanted = regexp.MustCompile(`^(\*(nat|filter|mangle)|-X KUBE-PROXY-CANARY|-D KUBE-NODEPORTS -d 127\.0\.0\.0/8 .* --nfacct-name +localhost_nps_accepted_pkts .*|COMMIT)$`)
+var expected = regexp.MustCompile(`^(\*(nat|filter|mangle)|-X KUBE-PROXY-CANARY|-D KUBE-NODEPORTS -d 127\.0\.0\.0/8 .* --nfacct-name +localhost_nps_accepted_pkts .*|COMMIT)$`)
 
 // readOnly are calls that write nothing.
 var readOnly = regexp.MustCompile(`^ip6?tables (--version|.* -[SC] .*)$`)
@@ -347,7 +359,7 @@ func (k *take) nothingWritten(when string) {
 			if strings.Contains(line, "nfacct") {
 				removed++
 			}
-			if !readOnly.MatchString(line) && !wanted.MatchString(line) {
+			if !readOnly.MatchString(line) && !expected.MatchString(line) {
 				written = append(written, line)
 			}
 		}

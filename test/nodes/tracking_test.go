@@ -16,7 +16,7 @@ import (
 
 // TestConnectionTracking changes settings of connection tracking on a node that
 // is a network namespace: what belongs to it is written and rules follow, what
-// belongs to the machine is told, and the machine is left alone.
+// belongs to the machine is reported, and the machine is left alone.
 func TestConnectionTracking(t *testing.T) {
 	t.Parallel()
 	e := start(t)
@@ -42,7 +42,7 @@ func TestConnectionTracking(t *testing.T) {
 	e.patch(`{"spec":{"settings":{"conntrack":{"tcpBeLiberal":"Enabled"}}}}`)
 	e.until(func(context.Context) error { return e.sysctl("tcp_be_liberal", "1") })
 	e.until(func(context.Context) error { return e.dropsInvalid(false) })
-	e.until(e.settled) // which takes the figures along
+	e.until(e.settled) // which includes the statistics
 	e.trackingReported()
 
 	// Disabled leaves it as it is, and rules follow changes by others.
@@ -112,8 +112,8 @@ func (e *env) dropsInvalid(want bool) error {
 	return err
 }
 
-// trackingReported fails unless the figures of the node are about what the
-// program conntrack says.
+// trackingReported fails unless the statistics of the node are about what the
+// program conntrack reports.
 func (e *env) trackingReported() {
 	e.Helper()
 	got := e.own().Status.Conntrack
@@ -126,7 +126,7 @@ func (e *env) trackingReported() {
 		e.Fatal(err)
 	}
 	if got == nil || got.Entries == 0 || got.Entries > 10*entries+100 || got.Buckets == 0 {
-		e.Fatalf("figures %+v; there are %d entries", got, entries)
+		e.Fatalf("statistics %+v; there are %d entries", got, entries)
 	}
 	if err := e.sysctl("max", strconv.FormatInt(got.Max, 10)); err != nil {
 		e.Error(err)

@@ -52,7 +52,7 @@ func (o *Operator) Install(ctx context.Context, b *Bundle) error {
 			return err
 		}
 	}
-	if err := o.giveRights(ctx, b); err != nil {
+	if err := o.givePermissions(ctx, b); err != nil {
 		return err
 	}
 	for _, d := range b.csv.Spec.Install.Spec.Deployments {
@@ -110,10 +110,10 @@ func (o *Operator) applyTyped(ctx context.Context, b *Bundle, object client.Obje
 	return o.apply(ctx, o.owned(b, u))
 }
 
-// giveRights makes service accounts with roles of this version's own. For an
+// givePermissions makes service accounts with roles of this version's own. For an
 // operator of all namespaces OLM makes a ClusterRole of each Role besides, which
 // can read namespaces, too.
-func (o *Operator) giveRights(ctx context.Context, b *Bundle) error {
+func (o *Operator) givePermissions(ctx context.Context, b *Bundle) error {
 	strategy := &b.csv.Spec.Install.Spec
 	var objects []client.Object
 	for _, p := range strategy.Permissions {

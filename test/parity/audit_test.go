@@ -20,7 +20,17 @@ const auditWorldsVariable = "PARITY_AUDIT_WORLDS"
 // TestAuditBesideKubeProxy runs the agent with enforcement Audit on kube-proxy's
 // own node, in worlds as they are drawn for TestSideBySide: what kube-proxy has
 // by intention besides must not count, and nothing else may differ.
-func TestAuditBesideKubeProxy(t *testing.T) {
+func TestAuditBesideKubeProxy(t *testing.T) { auditBeside(t, func(*worlds.World) {}) }
+
+// TestAuditBesideKubeProxyNFTables is the same in mode nftables, where both have tables of their own:
+// the agent compares what becomes of packets.
+func TestAuditBesideKubeProxyNFTables(t *testing.T) {
+	auditBeside(t, func(w *worlds.World) { w.Settings.NFTables = true })
+}
+
+// auditBeside lives through worlds that edit has changed.
+func auditBeside(t *testing.T, edit func(*worlds.World)) {
+	t.Helper()
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
 	}
@@ -29,6 +39,7 @@ func TestAuditBesideKubeProxy(t *testing.T) {
 	p.ShareNode()
 	beside.EachWorld(t, selection, func(t *testing.T, seed uint64, _ bool) {
 		r := &run{T: t, pair: p, world: worlds.New(seed), limit: time.Minute}
+		edit(r.world)
 		r.audited(steps)
 	})
 }
@@ -58,17 +69,32 @@ func (r *run) audited(steps int) {
 		r.write(shuffle)
 		r.inSync(fmt.Sprintf("step %d: %q", step, done))
 	}
+	// What kube-proxy no longer writes differs: the agent has looked up to here.
+	if err := r.KubeProxy.Freeze(); err != nil {
+		r.Fatal(err)
+	}
+	done := r.change(steps + 1)
+	r.write(shuffle)
+	r.reports(fmt.Sprintf("without kube-proxy: %q", done), 0, func(reason string, count int32) bool {
+		return reason == v1alpha1.ReasonAuditDiffers && count > 0
+	})
 }
 
 // inSync waits until the node reports no difference and has not for a while.
 func (r *run) inSync(what string) {
 	r.Helper()
-	r.world.Log = append(r.world.Log, what)
-	told, err := r.Reports(r.Context(), r.limit, beside.Calm, func(reason string, count int32) bool {
+	r.reports(what, beside.Calm, func(reason string, count int32) bool {
 		return reason == v1alpha1.ReasonAuditInSync && count == 0
 	})
+}
+
+// reports waits until the node's reports have been right for some time.
+func (r *run) reports(what string, calm time.Duration, right func(reason string, count int32) bool) {
+	r.Helper()
+	r.world.Log = append(r.world.Log, what)
+	reported, err := r.Reports(r.Context(), r.limit, calm, right)
 	if err != nil {
 		r.Fatalf("%s: %v\n%s\n%s", what, err, r.Tails(), r.repeat())
 	}
-	r.Logf("%s: %s", what, told)
+	r.Logf("%s: %s", what, reported)
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
-// wanted is a difference from kube-proxy that is meant. What it takes away from
+// intended is an intended difference from kube-proxy. What it takes away from
 // the rules of a program is not compared.
-type wanted struct {
+type intended struct {
 	name   string
 	reason string
 	// apply takes the difference out of the rules of one program. It must not
@@ -18,7 +18,7 @@ type wanted struct {
 	apply func(s situation, r rules.Rules)
 }
 
-// situation is what a wanted difference may depend on.
+// situation is what an intended difference may depend on.
 type situation struct {
 	family worlds.Family
 	// localhost: NodePorts answer on 127.0.0.1, so that the drop rule of
@@ -31,10 +31,10 @@ type situation struct {
 	large bool
 }
 
-// wantedDifferences is the whole list. docs/parity.md explains each of them
+// intendedDifferences is the whole list. docs/parity.md explains each of them
 // under its name.
-func wantedDifferences() []wanted {
-	return []wanted{
+func intendedDifferences() []intended {
+	return []intended{
 		{
 			name:   "packet counters",
 			reason: "kube-proxy counts some packets by nfacct objects for two of its metrics; a rule that only counts does nothing else, and a match that counts always matches",
@@ -71,7 +71,7 @@ func wantedDifferences() []wanted {
 			apply:  dropStayingComments,
 		},
 		{
-			name:   "tables that nobody uses",
+			name:   "unused tables",
 			reason: "which built-in chains exist without any rule depends on which tables a program has looked at",
 			apply:  dropUnusedTables,
 		},
@@ -79,7 +79,7 @@ func wantedDifferences() []wanted {
 }
 
 // names returns the names of differences.
-func names(list []wanted) []string {
+func names(list []intended) []string {
 	var out []string
 	for _, w := range list {
 		out = append(out, w.name)
@@ -89,7 +89,7 @@ func names(list []wanted) []string {
 
 // differences compares rules as two programs save them, apart from the given
 // differences.
-func differences(s situation, reference, tested string, apart []wanted) ([]rules.Difference, error) {
+func differences(s situation, reference, tested string, apart []intended) ([]rules.Difference, error) {
 	var both [2]rules.Rules
 	for i, text := range []string{reference, tested} {
 		r, err := rules.Parse(text)
@@ -107,7 +107,7 @@ func differences(s situation, reference, tested string, apart []wanted) ([]rules
 // metIn returns the names of the listed differences without which two programs
 // that count as equal would differ.
 func metIn(s situation, reference, tested string) (met []string, err error) {
-	list := wantedDifferences()
+	list := intendedDifferences()
 	for i, w := range list {
 		found, err := differences(s, reference, tested, slices.Delete(slices.Clone(list), i, i+1))
 		if err != nil {

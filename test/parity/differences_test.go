@@ -26,7 +26,7 @@ func TestDocumentedDifferences(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?m)^- \*\*(.+)\*\*:`).FindAllStringSubmatch(section, -1) {
 		documented = append(documented, m[1])
 	}
-	for _, w := range wantedDifferences() {
+	for _, w := range intendedDifferences() {
 		inEffect = append(inEffect, w.name)
 		if w.reason == "" {
 			t.Errorf("%s has no reason", w.name)
@@ -39,7 +39,7 @@ func TestDocumentedDifferences(t *testing.T) {
 	}
 }
 
-func TestWantedDifferences(t *testing.T) {
+func TestIntendedDifferences(t *testing.T) {
 	kubeProxy := []string{
 		"*mangle", ":PREROUTING ACCEPT [0:0]", ":KUBE-PROXY-CANARY - [0:0]",
 		"*filter", ":INPUT ACCEPT [0:0]", ":KUBE-FIREWALL - [0:0]", ":KUBE-FORWARD - [0:0]",
@@ -62,14 +62,14 @@ func TestWantedDifferences(t *testing.T) {
 	}
 	differ := func(s situation) []rules.Difference {
 		t.Helper()
-		found, err := differences(s, lines(kubeProxy), lines(nodeproxy), wantedDifferences())
+		found, err := differences(s, lines(kubeProxy), lines(nodeproxy), intendedDifferences())
 		if err != nil {
 			t.Fatal(err)
 		}
 		return found
 	}
 	if got := differ(situation{family: worlds.IPv6, localhost: true}); len(got) > 0 {
-		t.Errorf("wanted differences count: %v", got)
+		t.Errorf("intended differences count: %v", got)
 	}
 	if got := differ(situation{family: worlds.IPv6, fresh: true}); len(got) != 1 || got[0].Kind != rules.KindComment {
 		t.Errorf("comments of fresh rules: %v", got)

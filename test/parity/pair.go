@@ -65,9 +65,10 @@ func (p *pair) stop(ctx context.Context, next start) error {
 	return err
 }
 
-// flushScript removes all rules and chains.
+// flushScript removes all rules and chains of iptables, and the table of kube-proxy.
 const flushScript = `for program in iptables ip6tables; do for table in nat filter mangle; do for what in -F -X; do
 $program -w 10 -t $table $what || exit 1; done; done; done
+for family in ip ip6; do nft "add table $family kube-proxy; delete table $family kube-proxy" || exit 1; done
 `
 
 // start starts what stop stopped, with the settings of a world.
@@ -137,7 +138,7 @@ func (p *pair) savedWith(ctx context.Context, m worlds.Mark) (saved, error) {
 	return out, nil
 }
 
-// situationOf is what a wanted difference may depend on in a world.
+// situationOf is what an intended difference may depend on in a world.
 func situationOf(w *worlds.World, f worlds.Family, fresh bool) situation {
 	return situation{family: f, localhost: w.Settings.LocalhostInEffect(w.Node), fresh: fresh, large: w.Large(f)}
 }
@@ -157,7 +158,7 @@ func (p *pair) settled(ctx context.Context, w *worlds.World, m worlds.Mark, fres
 		}
 		found = nil
 		for _, f := range worlds.Families() {
-			more, err := differences(situationOf(w, f, fresh), now.reference[f], now.tested[f], wantedDifferences())
+			more, err := differences(situationOf(w, f, fresh), now.reference[f], now.tested[f], intendedDifferences())
 			if err != nil {
 				return err
 			}

@@ -18,7 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
-// The variables that say how much is compared, and which worlds.
+// The variables that state how much is compared, and which worlds.
 const (
 	worldsVariable   = "PARITY_WORLDS"
 	freshVariable    = "PARITY_FRESH_WORLDS"
@@ -59,7 +59,7 @@ func TestSideBySide(t *testing.T) {
 		changes += r.live(steps)
 	})
 	t.Logf("%d worlds, %d changes in %s", selection.Fixed+selection.Fresh, changes, time.Since(began).Round(time.Second))
-	met.Check(t, names(wantedDifferences()))
+	met.Check(t, names(intendedDifferences()))
 }
 
 // startPair makes a cluster with two nodes and what runs on them.

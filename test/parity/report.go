@@ -71,7 +71,7 @@ func report(w *worlds.World, differences []rules.Difference, now saved) string {
 		reference, err := rules.Parse(now.reference[f])
 		tested, err2 := rules.Parse(now.tested[f])
 		if err != nil || err2 != nil {
-			continue // look has told
+			continue // look has reported
 		}
 		ownEndpoints(owners, reference)
 		ownEndpoints(owners, tested)

@@ -139,7 +139,7 @@ func (p *Place) Ask(to Target) (server, client string, err error) {
 	return server, client, errors.Join(err, c.Close())
 }
 
-// call makes a system call, again when a signal has interrupted it, and says when it
+// call makes a system call, again when a signal has interrupted it, and states when it
 // has taken too long.
 func call(f func() error) error {
 	for {

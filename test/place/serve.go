@@ -8,6 +8,9 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/sctp"
 )
@@ -19,7 +22,7 @@ func (p *Place) Serve(t *testing.T, at netip.AddrPort) {
 	var listeners []net.Listener
 	var u *net.UDPConn
 	err := p.Do(func() error {
-		l, err := net.Listen("tcp", at.String())
+		l, err := listen(at)
 		if err != nil {
 			return err
 		}
@@ -44,6 +47,17 @@ func (p *Place) Serve(t *testing.T, at netip.AddrPort) {
 	}
 	open.add(u)
 	go p.answerDatagrams(u)
+}
+
+// listen listens at an address that may just have been added: even without duplicate address
+// detection, an IPv6 address is tentative for a moment.
+func listen(at netip.AddrPort) (net.Listener, error) {
+	for deadline := time.Now().Add(10 * time.Second); ; <-time.After(time.Millisecond) {
+		l, err := net.Listen("tcp", at.String())
+		if !errors.Is(err, unix.EADDRNOTAVAIL) || time.Now().After(deadline) {
+			return l, err
+		}
+	}
 }
 
 // accept serves connections until the listener is closed.
@@ -77,7 +91,7 @@ func (p *Place) answerDatagrams(u *net.UDPConn) {
 	}
 }
 
-// answer is what a client is told.
+// answer is what a client gets.
 func (p *Place) answer(client net.Addr) string {
 	from := netip.MustParseAddrPort(client.String()) // of a kind that the net package has made
 	return p.Name + " " + from.Addr().Unmap().String() + "\n"

@@ -56,7 +56,7 @@ func write(t *testing.T, directory string, files map[string]string) {
 	}
 }
 
-// TestLoad: a state is its parent with all that its file says.
+// TestLoad: a state is its parent with all that its file contains.
 func TestLoad(t *testing.T) {
 	directory := t.TempDir()
 	write(t, directory, map[string]string{"base": baseText, "changed": changedText})

@@ -30,7 +30,7 @@ const User = "jane"
 type State struct {
 	// Now is when it was recorded.
 	Now time.Time
-	// Parent names the state from which its file says what differs.
+	// Parent names the state from which its file differs.
 	Parent string
 	// Commands are what the golden tests run on it, one line each.
 	Commands []string
@@ -188,7 +188,7 @@ func (s *State) answer(r *http.Request) (any, error) {
 	return page(items, q.kind, partial, query.Get("limit"), query.Get("continue"), list.GetResourceVersion())
 }
 
-// page returns a part of a list, as its limit says.
+// page returns a part of a list, as its limit requires.
 func page(items []unstructured.Unstructured, k kind, partial bool, limit, next, version string) (any, error) {
 	start := 0
 	if next != "" {

@@ -12,7 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// Applied returns nil when the NodeProxyPolicy with a name says, of its present
+// Applied returns nil when the NodeProxyPolicy with a name reports, of its present
 // generation, that all of its nodes, which are so many, have what it wants.
 func Applied(ctx context.Context, c client.Client, name string, nodes int32) error {
 	policy := &v1alpha1.NodeProxyPolicy{}
@@ -29,7 +29,7 @@ func Applied(ctx context.Context, c client.Client, name string, nodes int32) err
 	return nil
 }
 
-// InEffect returns nil when the conditions of a policy say that all of it is in
+// InEffect returns nil when the conditions of a policy report that all of it is in
 // effect, and nothing else.
 func InEffect(conditions []metav1.Condition, observed, generation int64) error {
 	c := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)

@@ -103,7 +103,7 @@ func (s *Story) OneByOne() error {
 	return errors.Join(errs...)
 }
 
-// unavailable says why a node does not do what it was given; empty: it does. Where
+// unavailable explains why a node does not do what it was given; empty: it does. Where
 // enforcement is Audit, that is to have compared.
 func unavailable(rules *v1alpha1.NodeProxyRules) string {
 	c := meta.FindStatusCondition(rules.Status.Conditions, v1alpha1.ConditionProgrammed)

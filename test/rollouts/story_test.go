@@ -56,7 +56,7 @@ func TestOneByOne(t *testing.T) {
 			}
 			err := s.OneByOne()
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("it says %v, want %q", err, c.want)
+				t.Errorf("it reports %v, want %q", err, c.want)
 			}
 		})
 	}

@@ -43,11 +43,7 @@ func TestAffinity(t *testing.T) {
 // connect opens a connection that happens to go to an endpoint.
 func (w *world) connect(from, to, endpoint string) {
 	w.Helper()
-	outcomes, err := w.kernel.Trace(w.packet(from, to))
-	if err != nil {
-		w.Fatal(err)
-	}
-	for _, o := range outcomes {
+	for _, o := range w.trace(from, to) {
 		if o.Endpoint.String() == endpoint {
 			w.kernel.Remember(o)
 			return

@@ -43,7 +43,7 @@ func TestClusterIPOfTheWrongFamily(t *testing.T) {
 }
 
 // TestEndpointInManySlices: an endpoint that many slices name has its share once,
-// and lives on the node that the winning slice says.
+// and lives on the node that the winning slice names.
 func TestEndpointInManySlices(t *testing.T) {
 	w := newWorld(t, dataplane.IPv4)
 	s := Service{CIP: "172.30.0.41", VIPs: []string{"1.2.3.4"}, ETPLocal: true}
@@ -84,7 +84,7 @@ func TestTwoThousandEndpoints(t *testing.T) {
 }
 
 // TestNamesOfGreatestLength: names of chains and comments stay within what the
-// kernel takes, or the model would refuse them.
+// kernel takes, or the model would reject them.
 func TestNamesOfGreatestLength(t *testing.T) {
 	for _, local := range []bool{false, true} {
 		w := newWorld(t, dataplane.IPv4)

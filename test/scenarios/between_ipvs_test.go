@@ -100,7 +100,7 @@ func TestNothingFallsBetweenInIPVS(t *testing.T) {
 }
 
 // TestNothingComesToTheNodesOwnServers: while Services come and go, what is sent to
-// an address on kube-ipvs0 is delivered to an endpoint or refused. The node has it
+// an address on kube-ipvs0 is delivered to an endpoint or rejected. The node has it
 // for its own, so what neither happens to would come to a server of the node.
 func TestNothingComesToTheNodesOwnServers(t *testing.T) {
 	for seed := range uint64(20) {

@@ -87,7 +87,7 @@ func (w *world) connectSome(rng *rand.Rand) {
 	}
 }
 
-// astray says which packets go where they must not at a moment between before and
+// astray states which packets go where they must not at a moment between before and
 // after.
 func astray(fates, before, after map[string][]string) []string {
 	var wrong []string

@@ -82,12 +82,12 @@ func TestNothingFallsBetweenModes(t *testing.T) {
 	}
 }
 
-// eitherWay reports whether one of the modes does that with a packet, or refuses it
+// eitherWay reports whether one of the modes does that with a packet, or rejects it
 // in another way.
 func eitherWay(fate string, alone map[v1alpha1.ProxyMode]map[string][]string, packet string) bool {
-	refused := func(f string) bool { return f == "DROP-M" || f == "REJECT-M" }
+	rejected := func(f string) bool { return f == "DROP-M" || f == "REJECT-M" }
 	for _, fates := range alone {
-		if slices.Contains(fates[packet], fate) || refused(fate) && slices.ContainsFunc(fates[packet], refused) {
+		if slices.Contains(fates[packet], fate) || rejected(fate) && slices.ContainsFunc(fates[packet], rejected) {
 			return true
 		}
 	}

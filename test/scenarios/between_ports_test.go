@@ -24,7 +24,7 @@ func (w *world) each(from, to string, check func(fate string)) {
 }
 
 // TestPortsComeToABoundAddress: a port that a Service gets on an address that is on
-// kube-ipvs0 already is refused until its endpoints have it. It is never one of the
+// kube-ipvs0 already is rejected until its endpoints have it. It is never one of the
 // node's own servers.
 func TestPortsComeToABoundAddress(t *testing.T) {
 	for _, full := range []bool{false, true} {

@@ -14,7 +14,7 @@ import (
 // TestNothingFallsBetween changes a Service at random and traces packets each
 // time the kernel has taken a part of the change. A packet that is delivered
 // before and after is delivered all the time, to an endpoint that the Service had
-// or has; one that is refused before and after is refused all the time; none
+// or has; one that is rejected before and after is rejected all the time; none
 // passes untranslated that does not before or after. Only in a full pass, which writes chains of Services
 // before what leads to them where it cannot write all at once, may it be delivered
 // by the one and the other for a moment.
@@ -22,9 +22,9 @@ func TestNothingFallsBetween(t *testing.T) {
 	for seed := range uint64(40) {
 		w := newWorld(t, dataplane.IPv4)
 		w.Add(good)
-		if seed%2 == 1 { // what is refused keeps a full pass from writing all at once
-			w.Add(Service{Name: "refused", CIP: "172.30.0.66", Endpoints: []string{"R 10.66.6.6"}})
-			w.recorder.refuse, w.mayRefuse = "10.66.6.6", true
+		if seed%2 == 1 { // what is rejected keeps a full pass from writing all at once
+			w.Add(Service{Name: "rejected", CIP: "172.30.0.66", Endpoints: []string{"R 10.66.6.6"}})
+			w.recorder.reject, w.mayReject = "10.66.6.6", true
 		}
 		if parts := w.changeAtRandom(seed); t.Failed() || parts < 12 {
 			t.Fatalf("seed %d: %d parts", seed, parts)
@@ -72,12 +72,12 @@ func (w *world) changeAtRandom(seed uint64) (parts int) {
 }
 
 // servedAs reports whether a packet meets what it may for a moment: another way
-// of refusing it, or, where it is delivered before or after, or anyway, one of the
+// of rejecting it, or, where it is delivered before or after, or anyway, one of the
 // endpoints of its Service by another way.
 func servedAs(fate string, before, after map[string][]string, packet string, anyway bool) bool {
-	refused := func(f string) bool { return f == "DROP-M" || f == "REJECT-M" }
-	if refused(fate) {
-		return slices.ContainsFunc(before[packet], refused) || slices.ContainsFunc(after[packet], refused)
+	rejected := func(f string) bool { return f == "DROP-M" || f == "REJECT-M" }
+	if rejected(fate) {
+		return slices.ContainsFunc(before[packet], rejected) || slices.ContainsFunc(after[packet], rejected)
 	}
 	endpoint := fate[:len(fate)-2]
 	delivered := func(list []string) bool {

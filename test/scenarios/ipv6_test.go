@@ -145,5 +145,9 @@ func (w *world) setAddresses(list ...netip.Addr) {
 	for _, a := range list {
 		out = append(out, netip.MustParseAddr(w.tr(a.String())))
 	}
+	if w.nft != nil {
+		w.nft.SetAddresses(out...)
+		return
+	}
 	w.kernel.SetAddresses(out...)
 }

@@ -26,39 +26,44 @@ func newIPVSWorld(t *testing.T, family dataplane.Family) *world {
 	})}
 }
 
-// inIPVS are the packets of rows of mode IPTables with which mode IPVS deals
-// otherwise, by the reason.
-var inIPVS = []struct {
+// difference is why a mode deals otherwise with packets of rows of mode IPTables.
+type difference struct {
 	why     string
-	packets []ipvsPacket
-}{
-	{"the address is local to the node, which refuses what is no Service's", []ipvsPacket{
+	packets []otherwise
+}
+
+// notOnLoopback is true of modes IPVS and NFTables.
+var notOnLoopback = difference{"node ports do not answer on loopback addresses", []otherwise{
+	{20, LO, "127.0.0.1:3001", "PASS"},
+	{29, LO, "127.0.0.1:3001", "PASS"},
+	{35, LO, "127.0.0.1:3002", "PASS"},
+	{49, LO, "127.0.0.1:3003", "PASS"},
+	{80, LO, "127.0.0.1:3001", "PASS"},
+	{88, LO, "127.0.0.1:3001", "PASS"},
+}}
+
+// inIPVS are the packets with which mode IPVS deals otherwise, by the reason.
+var inIPVS = []difference{
+	{"the address is local to the node, which rejects what is no Service's", []otherwise{
 		{6, POD, "udp/172.30.0.41:80", "REJECT"},
 		{7, POD, "172.30.0.41:443", "REJECT"},
 		{23, NODE, "1.2.3.4:80", "REJECT"},
 	}},
-	{"a process that sends to a cluster IP has it as source, and is masqueraded for that", []ipvsPacket{
+	{"a process that sends to a cluster IP has it as source, and is masqueraded for that", []otherwise{
 		{10, NODE, "172.30.0.42:80", "10.180.0.1 10.180.2.1 +M"},
 	}},
-	{"only local endpoints are known to reach themselves", []ipvsPacket{
+	{"only local endpoints are known to reach themselves", []otherwise{
 		{13, "10.180.1.1", "172.30.0.42:80", "10.180.0.1 10.180.1.1 -M"},
 	}},
-	{"no virtual server is on a loopback address", []ipvsPacket{
-		{20, LO, "127.0.0.1:3001", "PASS"},
-		{29, LO, "127.0.0.1:3001", "PASS"},
-		{35, LO, "127.0.0.1:3002", "PASS"},
-		{49, LO, "127.0.0.1:3003", "PASS"},
-		{80, LO, "127.0.0.1:3001", "PASS"},
-		{88, LO, "127.0.0.1:3001", "PASS"},
-	}},
-	{"no virtual server is on an address that the settings leave out", []ipvsPacket{
+	notOnLoopback,
+	{"no virtual server is on an address that the settings leave out", []otherwise{
 		{21, EXT, "192.168.1.2:3001", "PASS"},
 	}},
-	{"source ranges hold without endpoints too", []ipvsPacket{
+	{"source ranges hold without endpoints too", []otherwise{
 		{23, BLK, "1.2.3.4:80", "DROP"},
 		{23, POD, "1.2.3.4:80", "DROP"},
 	}},
-	{"under policy Local all clients get local endpoints, as they are", []ipvsPacket{
+	{"under policy Local all clients get local endpoints, as they are", []otherwise{
 		{32, POD, "5.6.7.8:80", "10.180.0.2 -M"},
 		{32, POD, "192.168.0.2:3002", "10.180.0.2 -M"},
 		{32, POD, "192.168.99.22:80", "10.180.0.2 -M"},
@@ -71,24 +76,24 @@ var inIPVS = []struct {
 		{102, POD, "1.2.3.4:80", "10.1.2.3 -M"},
 		{102, NODE, "1.2.3.4:80", "10.1.2.3 -M"},
 	}},
-	{"under internal policy Local without a local endpoint, IPVS refuses the node's own processes before rules could drop them", []ipvsPacket{
+	{"under internal policy Local without a local endpoint, IPVS rejects the node's own processes before rules could drop them", []otherwise{
 		{51, NODE, "172.30.0.43:80", "REJECT"},
 	}},
-	{"the node's own processes are held to source ranges where they have the load-balancer address as source", []ipvsPacket{
+	{"the node's own processes are held to source ranges where they have the load-balancer address as source", []otherwise{
 		{75, NODE, "1.2.3.4:80", "10.180.0.1 +M"},
 	}},
 }
 
-// ipvsPacket is what becomes of a packet of a row.
-type ipvsPacket struct {
+// otherwise is what becomes of a packet of a row in another mode.
+type otherwise struct {
 	row            int
 	from, to, want string
 }
 
 // differences are those of one row, and note which of them have been met.
-func differences(row int, met map[ipvsPacket]bool) func(from, to string) (string, bool) {
+func differences(all []difference, row int, met map[otherwise]bool) func(from, to string) (string, bool) {
 	return func(from, to string) (string, bool) {
-		for _, d := range inIPVS {
+		for _, d := range all {
 			for _, p := range d.packets {
 				if p.row == row && p.from == from && p.to == to {
 					met[p] = true
@@ -102,8 +107,13 @@ func differences(row int, met map[ipvsPacket]bool) func(from, to string) (string
 
 // TestRowsInIPVS runs the rows of mode IPTables in mode IPVS, in both families:
 // what becomes of packets is the same but for what inIPVS lists.
-func TestRowsInIPVS(t *testing.T) {
-	met := map[ipvsPacket]bool{}
+func TestRowsInIPVS(t *testing.T) { runRowsIn(t, newIPVSWorld, inIPVS) }
+
+// runRowsIn runs the rows of mode IPTables in another mode, in both families. Each difference must
+// be met.
+func runRowsIn(t *testing.T, newOne func(*testing.T, dataplane.Family) *world, all []difference) {
+	t.Helper()
+	met := map[otherwise]bool{}
 	ran := 0
 	for _, r := range allRows() {
 		ran++
@@ -112,8 +122,8 @@ func TestRowsInIPVS(t *testing.T) {
 			if r.ipv6 {
 				family = dataplane.IPv6
 			}
-			w := newIPVSWorld(t, family)
-			w.instead = differences(r.n, met)
+			w := newOne(t, family)
+			w.instead = differences(all, r.n, met)
 			r.runIn(w)
 		})
 		r6, ok := r.inIPv6()
@@ -122,13 +132,13 @@ func TestRowsInIPVS(t *testing.T) {
 		}
 		ran++
 		t.Run("IPv6 "+r.title(), func(t *testing.T) {
-			w := newIPVSWorld(t, dataplane.IPv6)
-			w.mapped, w.instead = true, differences(r.n, met)
+			w := newOne(t, dataplane.IPv6)
+			w.mapped, w.instead = true, differences(all, r.n, met)
 			w.setAddresses(addresses4...)
 			r6.runIn(w)
 		})
 	}
-	for _, d := range inIPVS {
+	for _, d := range all {
 		for _, p := range d.packets {
 			if !met[p] {
 				t.Errorf("row %d has no packet %s → %s", p.row, p.from, p.to)
@@ -165,7 +175,7 @@ func (w *world) servers(want ...string) {
 	}
 }
 
-// isBound checks which addresses are on kube-ipvs0, and in the ipset that says so.
+// isBound checks which addresses are on kube-ipvs0, and in the ipset that reports it.
 func (w *world) isBound(want ...string) {
 	w.Helper()
 	bound, _, err := w.ipvs.Bound()

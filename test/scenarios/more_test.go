@@ -38,7 +38,7 @@ func TestNodeAddressAndSourceRanges(t *testing.T) {
 }
 
 // TestDetectLocal: each way to recognise the traffic of local pods has the same
-// effect. The range of a Node holds its own pods alone.
+// effect. The range of a Node only has its own pods.
 func TestDetectLocal(t *testing.T) {
 	const name, prefix = "cni0", "cn"
 	interfaceName, namePrefix := name, prefix

@@ -35,7 +35,7 @@ func noEndpointRows() []row {
 			when: []when{{"BLK POD", "1.2.3.4:80", "REJECT"}, {NODE, "1.2.3.4:80", "PASS"}},
 		},
 		{
-			n: 23, given: "source ranges, not allowed, the node holds the address", svcs: []Service{ranged},
+			n: 23, given: "source ranges, not allowed, the node has the address", svcs: []Service{ranged},
 			setup: func(w *world) { w.setAddresses(append(addrs("1.2.3.4"), addresses4...)...) },
 			when:  []when{{"BLK POD NODE", "1.2.3.4:80", "REJECT"}},
 		},
@@ -85,7 +85,7 @@ func externalLocalRows() []row {
 		{n: 33, given: "both, from outside", svcs: lb(l, r), when: []when{{EXT, external, local + " -M"}}},
 		{n: 34, given: "both, the node", svcs: lb(l, r), when: []when{{NODE, vip + " " + np, all + " +M"}}},
 		{n: 35, given: "both, localhost", svcs: lb(l, r), when: []when{{LO, "127.0.0.1:3002", all + " +M"}}},
-		{n: 36, given: "both, no way to tell pods", svcs: lb(l, r), settings: noDetector, when: []when{{POD, vip + " " + np, local + " -M"}}},
+		{n: 36, given: "both, no way to recognize pods", svcs: lb(l, r), settings: noDetector, when: []when{{POD, vip + " " + np, local + " -M"}}},
 		{
 			n: 37, given: "both, masquerade all", svcs: lb(l, r), settings: masqueradeAll,
 			when: []when{{POD, vip, all + " -M"}, {EXT, vip, local + " -M"}},
@@ -94,8 +94,8 @@ func externalLocalRows() []row {
 		{n: 39, given: "a remote one, a pod", svcs: lb(r), when: []when{{POD, vip + " " + np, remote + " -M"}}},
 		{n: 40, given: "a remote one, the node", svcs: lb(r), when: []when{{NODE, vip + " " + np, remote + " +M"}}},
 		{n: 41, given: "a remote one, from outside", svcs: lb(r), when: []when{{EXT, external, "DROP"}}},
-		{n: 42, given: "a remote one, no way to tell pods", svcs: lb(r), settings: noDetector, when: []when{{POD, vip + " " + np, "DROP"}}},
-		{n: 43, given: "a remote one, no way to tell pods, the node", svcs: lb(r), settings: noDetector, when: []when{{NODE, vip, remote + " +M"}}},
+		{n: 42, given: "a remote one, no way to recognize pods", svcs: lb(r), settings: noDetector, when: []when{{POD, vip + " " + np, "DROP"}}},
+		{n: 43, given: "a remote one, no way to recognize pods, the node", svcs: lb(r), settings: noDetector, when: []when{{NODE, vip, remote + " +M"}}},
 		{
 			n: 44, given: "type ClusterIP with external IP, a remote one",
 			svcs: []Service{{CIP: "172.30.0.42", XIPs: []string{"192.168.99.22"}, ETPLocal: true, Endpoints: []string{r}}},
@@ -137,7 +137,7 @@ func sourceRangeRows() []row {
 		{n: 72, given: "allowed", svcs: usual, when: []when{{"EXT NODE", vips, open}}},
 		{n: 73, given: "not allowed", svcs: usual, when: []when{{"BLK POD", vips, "DROP"}}},
 		{
-			n: 74, given: "the node holds the address and chooses it as source", svcs: usual,
+			n: 74, given: "the node has the address and chooses it as source", svcs: usual,
 			setup: func(w *world) { w.setAddresses(append(addresses4, addrs("1.2.3.4", "5.6.7.8")...)...) },
 			when:  []when{{"1.2.3.4", "1.2.3.4:80", open}, {"5.6.7.8", "5.6.7.8:80", open}},
 		},
@@ -188,7 +188,7 @@ func nodePortRows() []row {
 			n: 80, given: "all addresses", only4: true, svcs: nodePort, when: []when{{EXT, onNode, all}, {LO, "127.0.0.1:3001", all}},
 			then: func(w *world) {
 				w.holds(firewall, true)
-				if w.ipvs == nil { // elsewhere nothing lets such packets in
+				if w.ipvs == nil && w.nft == nil { // elsewhere nothing lets such packets in
 					w.sees(EXT, "127.0.0.1:22", "DROP")
 				}
 			},
@@ -214,7 +214,7 @@ func nodePortRows() []row {
 			n: 85, given: "IPv6, one range", ipv6: true, svcs: nodePort6, settings: nodePortCIDRs("192.168.0.0/24", "2001:db8::/64"),
 			when: []when{{EXT, "[2001:db8::2]:3001", all6}, {EXT, "[2001:db8:1::2]:3001", "PASS"}},
 		},
-		// The next three are of nftables, whose default is the primary address. Said
+		// The next three are of nftables, whose default is the primary address. Given
 		// to mode IPTables, the same settings do the same, but for localhost.
 		{
 			n: 86, given: "primary address, as is the default of nftables", svcs: nodePort, settings: primary,

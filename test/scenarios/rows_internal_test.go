@@ -31,7 +31,7 @@ func clusterIPRows() []row {
 		{n: 8, given: "no Service at all", svcs: one, when: []when{{POD, "172.30.0.50:80", "PASS"}}},
 		{n: 9, given: "clients that are no pods", svcs: two, when: []when{{"NODE EXT", "172.30.0.42:80", "10.180.0.1 10.180.2.1 +M"}}},
 		{
-			n: 10, given: "no way to tell pods", svcs: two, settings: noDetector,
+			n: 10, given: "no way to recognize pods", svcs: two, settings: noDetector,
 			when: []when{{"NODE EXT", "172.30.0.42:80", "10.180.0.1 10.180.2.1 -M"}},
 		},
 		{

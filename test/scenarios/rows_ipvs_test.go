@@ -21,7 +21,7 @@ const firstIPVSRow, lastIPVSRow = 104, 127
 // TestIPVSRows holds the rows of mode IPVS, state and packets.
 func TestIPVSRows(t *testing.T) {
 	seen := map[int]bool{}
-	rows := slices.Concat(nodePortServerRows(), localServerRows(), loadBalancerServerRows(), serverRows(), removalRows(), foreignRows())
+	rows := slices.Concat(nodePortServerRows(), localServerRows(), loadBalancerServerRows(), serverRows(), removalRows(), unmanagedRows())
 	for _, r := range rows {
 		seen[r.n] = true
 		t.Run(r.title(), func(t *testing.T) {
@@ -133,7 +133,7 @@ func localServerRows() []row {
 				}
 				w.entries("NODEPROXY-NO-LOCAL", external...)
 				w.entries("NODEPROXY-NO-LOCAL-ALL", "172.30.0.42,tcp:80")
-				w.removeSlices() // no endpoint anywhere: refused, not dropped
+				w.removeSlices() // no endpoint anywhere: rejected, not dropped
 				w.entries("NODEPROXY-NO-LOCAL")
 				w.entries("NODEPROXY-NO-LOCAL-ALL")
 				for _, from := range []string{EXT, POD, NODE} {
@@ -296,14 +296,14 @@ func removalRows() []row {
 		{n: 122, given: "TCP, no connections", svcs: svc("TCP", two), then: without("TCP", 0, 0, "rr 10.0.1.1:80")},
 		{n: 122, given: "UDP", svcs: svc("UDP", two), then: without("UDP", 10, 10, "rr 10.0.1.1:80")},
 		{n: 122, given: "SCTP", svcs: svc("SCTP", two), then: without("SCTP", 10, 10, "rr 10.0.1.1:80")},
-		{n: 123, given: "a restart finds a wanted one with weight 0", svcs: svc("TCP", two), then: func(w *world) {
+		{n: 123, given: "a restart finds a desired one with weight 0", svcs: svc("TCP", two), then: func(w *world) {
 			if err := w.ipvs.ChangeReal(w.key("172.30.0.41:80"), netip.MustParseAddrPort("10.0.1.2:80"), 0); err != nil {
 				w.Fatal(err)
 			}
 			w.restart()
 			w.server("172.30.0.41:80", "rr 10.0.1.1:80 10.0.1.2:80")
 		}},
-		{n: 123, given: "a restart finds one that is not wanted, with connections", svcs: svc("TCP", one), then: func(w *world) {
+		{n: 123, given: "a restart finds one that is not desired, with connections", svcs: svc("TCP", one), then: func(w *world) {
 			if err := w.ipvs.AddReal(w.key("172.30.0.41:80"), netip.MustParseAddrPort("10.0.1.2:80"), 0); err != nil {
 				w.Fatal(err)
 			}
@@ -329,9 +329,9 @@ func (w *world) restart() {
 	w.Sync()
 }
 
-// foreignRows are about virtual servers that are not ours.
-func foreignRows() []row {
-	foreign := []string{"3.3.3.3:80", "4.4.4.4:80", "5.5.5.5:80"}
+// unmanagedRows are about virtual servers that are not ours.
+func unmanagedRows() []row {
+	unmanaged := []string{"3.3.3.3:80", "4.4.4.4:80", "5.5.5.5:80"}
 	add := func(w *world, keys ...string) {
 		for _, key := range keys {
 			if err := w.ipvs.AddServer(w.key(key), ipvs.Server{Scheduler: "wlc"}); err != nil {
@@ -340,11 +340,11 @@ func foreignRows() []row {
 		}
 	}
 	return []row{
-		{n: 125, given: "one is ours and stale, others are foreign; all of them stay, where kube-proxy keeps excluded ones",
+		{n: 125, given: "one is ours and stale, others are unmanaged; all of them stay, where kube-proxy keeps excluded ones",
 			svcs:     []Service{{CIP: "172.30.0.41", Endpoints: []string{"R 10.0.1.1"}}},
 			settings: func(s *v1alpha1.ProxySettings) { s.IPVS.ExcludeCIDRs = []string{"3.3.3.0/24", "4.4.4.0/24"} },
 			setup: func(w *world) {
-				add(w, append(foreign, "6.6.6.6:80")...)
+				add(w, append(unmanaged, "6.6.6.6:80")...)
 				for _, step := range []error{w.ipvs.CreateDevice(), w.ipvs.Bind(addrs("6.6.6.6")[0]), w.ipvs.Bind(addrs("3.3.3.3")[0])} {
 					if step != nil {
 						w.Fatal(step)
@@ -352,27 +352,27 @@ func foreignRows() []row {
 				}
 			},
 			then: func(w *world) {
-				for _, key := range foreign {
+				for _, key := range unmanaged {
 					w.server(key, "wlc")
 				}
 				w.server("6.6.6.6:80", "")
 				w.sees(EXT, "6.6.6.6:80", "PASS")
 			}},
-		{n: 125, given: "a foreign one stands where one of ours is needed",
+		{n: 125, given: "an unmanaged one is where one of ours is needed",
 			svcs: []Service{
 				{Name: "hindered", CIP: "172.30.0.41", VIPs: []string{"5.5.5.5"}, Endpoints: []string{"R 10.0.1.1"}},
 				{Name: "other", CIP: "172.30.0.42", Endpoints: []string{"R 10.0.1.2"}},
 			},
 			setup: func(w *world) {
 				add(w, "5.5.5.5:80")
-				w.mayRefuse = true
+				w.mayReject = true
 			},
 			when: []when{{POD, "172.30.0.42:80", "10.0.1.2 -M"}},
 			then: func(w *world) {
 				w.server("5.5.5.5:80", "wlc")
-				why := w.refused[dataplane.ServiceName{Namespace: "ns1", Name: "hindered"}]
-				if !strings.Contains(why, "5.5.5.5") || len(w.refused) != 1 {
-					w.Errorf("refused: %q", w.refused)
+				why := w.rejected[dataplane.ServiceName{Namespace: "ns1", Name: "hindered"}]
+				if !strings.Contains(why, "5.5.5.5") || len(w.rejected) != 1 {
+					w.Errorf("rejected: %q", w.rejected)
 				}
 			}},
 	}

@@ -9,7 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// topologyRows are about hints. The node is in zone-a unless said otherwise.
+// topologyRows are about hints. The node is in zone-a unless stated otherwise.
 func topologyRows() []row {
 	const cip = "172.30.0.41:80"
 	plain := func(eps ...string) []Service {
@@ -48,7 +48,7 @@ func topologyRows() []row {
 	// reachable checks that exactly these endpoints have a chain.
 	reachable := func(list ...int) func(*world) {
 		return func(w *world) {
-			if w.ipvs != nil {
+			if w.ipvs != nil || w.nft != nil {
 				return
 			}
 			var have []int
@@ -108,7 +108,7 @@ func topologyRows() []row {
 	}
 }
 
-// mergeRows are about what several slices say of one Service, and about an
+// mergeRows are about what several slices report of one Service, and about an
 // endpoint that comes.
 func mergeRows() []row {
 	const cip = "172.30.0.41:80"

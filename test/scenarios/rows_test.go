@@ -25,7 +25,7 @@ type row struct {
 	then func(*world)
 }
 
-// when says what becomes of packets: each of the senders to each of the
+// when states what becomes of packets: each of the senders to each of the
 // destinations, both separated by spaces.
 type when struct{ from, to, want string }
 
@@ -119,7 +119,7 @@ func (w *world) removeSlices() {
 // IPTables, where endpoints have rules.
 func (w *world) holds(text string, want bool) {
 	w.Helper()
-	if w.ipvs != nil {
+	if w.ipvs != nil || w.nft != nil {
 		return
 	}
 	text = w.tr(text)

@@ -14,15 +14,15 @@ import (
 type recorder struct {
 	*iptablesmodel.Kernel
 	inputs []string
-	// refuse names what iptables-restore does not take; empty: nothing.
-	refuse string
+	// reject names what iptables-restore does not take; empty: nothing.
+	reject string
 	// between is called after each part that the kernel takes as a whole.
 	between func()
 }
 
 func (r *recorder) Restore(input string) error {
 	r.inputs = append(r.inputs, input)
-	if r.refuse != "" && strings.Contains(input, r.refuse) {
+	if r.reject != "" && strings.Contains(input, r.reject) {
 		return errors.New("no such match")
 	}
 	for part := range strings.SplitAfterSeq(input, "COMMIT\n") {
@@ -90,19 +90,19 @@ func TestRow135(t *testing.T) {
 	w.sees(POD, "172.30.0.42:80", "PASS")
 }
 
-// TestRow137: what iptables-restore refuses of a changed Service is found out in
+// TestRow137: what iptables-restore rejects of a changed Service is found out in
 // the same pass; the others are served, and the Service as before.
 func TestRow137(t *testing.T) {
 	w := newSyncs(t, 3)
-	w.recorder.refuse = "10.181.0.9"
+	w.recorder.reject = "10.181.0.9"
 	w.Add(numbered(0, 1, 2, 3), numbered(1, 9), numbered(2, 2, 3))
-	w.mayRefuse = true
+	w.mayReject = true
 	w.Sync()
 	w.sees(POD, "172.30.0.41:80", "10.180.0.1 10.180.0.2 10.180.0.3 -M")
 	w.sees(POD, "172.30.0.42:80", "10.181.0.1 10.181.0.2 -M")
 	w.sees(POD, "172.30.0.43:80", "10.182.0.2 10.182.0.3 -M")
-	if len(w.refused) != 1 || w.refused[dataplane.ServiceName{Namespace: "ns1", Name: "svc1"}] == "" {
-		t.Errorf("refused: %v", w.refused)
+	if len(w.rejected) != 1 || w.rejected[dataplane.ServiceName{Namespace: "ns1", Name: "svc1"}] == "" {
+		t.Errorf("rejected: %v", w.rejected)
 	}
 }
 

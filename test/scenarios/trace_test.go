@@ -19,6 +19,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nftablesmodel"
 )
 
 // world is a World on a model of the kernel.
@@ -26,8 +28,10 @@ type world struct {
 	*World
 	kernel   *iptablesmodel.Kernel
 	recorder *recorder
-	// ipvs is the model that kernel is a part of; nil in mode IPTables.
+	// ipvs is the model that kernel is a part of; nil in other modes.
 	ipvs *ipvstest.Kernel
+	// nft is the model in mode NFTables, instead of kernel; nil in other modes.
+	nft *nftablesmodel.Kernel
 	// instead are outcomes that differ in the world's mode.
 	instead func(from, to string) (want string, differs bool)
 	// mapped: IPv6 addresses stand for the IPv4 addresses of objects and packets.
@@ -82,7 +86,7 @@ var podRange = map[dataplane.Family]netip.Prefix{
 }
 
 // packet is what a sender, by name or address, sends to [protocol/]address:port.
-func (w *world) packet(from, to string) iptablesmodel.Packet {
+func (w *world) packet(from, to string) kernelmodel.Packet {
 	family := w.Family
 	if w.mapped {
 		family = dataplane.IPv4
@@ -92,7 +96,7 @@ func (w *world) packet(from, to string) iptablesmodel.Packet {
 	}
 	pod := podRange[family].Contains(netip.MustParseAddr(from))
 	from, to = w.tr(from), w.tr(to)
-	p := iptablesmodel.Packet{Protocol: "tcp", Source: netip.MustParseAddr(from)}
+	p := kernelmodel.Packet{Protocol: "tcp", Source: netip.MustParseAddr(from)}
 	if protocol, rest, ok := strings.Cut(to, "/"); ok {
 		p.Protocol, to = protocol, rest
 	}
@@ -112,7 +116,24 @@ func (w *world) packet(from, to string) iptablesmodel.Packet {
 
 // local reports whether a is an address of the node.
 func (w *world) local(a netip.Addr) bool {
+	if w.nft != nil {
+		return w.nft.Local(a)
+	}
 	return slices.Contains(w.kernel.Addresses(), a) || w.ipvs != nil && w.kernel.Balancer.Bound(a)
+}
+
+// trace returns what may become of a packet.
+func (w *world) trace(from, to string) []kernelmodel.Outcome {
+	w.Helper()
+	trace := w.kernel.Trace
+	if w.nft != nil {
+		trace = w.nft.Trace
+	}
+	outcomes, err := trace(w.packet(from, to))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return outcomes
 }
 
 // sees checks what becomes of a packet. want is one of the fates, or the
@@ -126,10 +147,7 @@ func (w *world) sees(from, to, want string) {
 			want = other
 		}
 	}
-	outcomes, err := w.kernel.Trace(w.packet(from, to))
-	if err != nil {
-		w.Fatal(err)
-	}
+	outcomes := w.trace(from, to)
 	total := 0.0
 	var got, paths []string
 	for _, o := range outcomes {
@@ -142,8 +160,8 @@ func (w *world) sees(from, to, want string) {
 		paths = append(paths, path)
 	}
 	slices.Sort(got)
-	if wanted := w.wanted(want); !slices.Equal(got, wanted) {
-		w.Errorf("%s → %s: %s, want %s\n  %s", from, to, got, wanted, strings.Join(paths, "\n  "))
+	if expected := w.expected(want); !slices.Equal(got, expected) {
+		w.Errorf("%s → %s: %s, want %s\n  %s", from, to, got, expected, strings.Join(paths, "\n  "))
 		return
 	}
 	for _, o := range outcomes {
@@ -153,19 +171,19 @@ func (w *world) sees(from, to, want string) {
 	}
 }
 
-func outcomeText(o *iptablesmodel.Outcome) string {
+func outcomeText(o *kernelmodel.Outcome) string {
 	masquerade := "-M"
 	if o.Masqueraded {
 		masquerade = "+M"
 	}
-	if o.Fate == iptablesmodel.Delivered {
+	if o.Fate == kernelmodel.Delivered {
 		return o.Endpoint.String() + masquerade
 	}
 	return string(o.Fate) + masquerade
 }
 
-// wanted reads the text of sees.
-func (w *world) wanted(text string) []string {
+// expected reads the text of sees.
+func (w *world) expected(text string) []string {
 	w.Helper()
 	words := strings.Fields(text)
 	masquerade := ""
@@ -175,8 +193,8 @@ func (w *world) wanted(text string) []string {
 	}
 	var out []string
 	for _, word := range words {
-		switch iptablesmodel.Fate(word) {
-		case iptablesmodel.Rejected, iptablesmodel.Dropped, iptablesmodel.Passed, iptablesmodel.Accepted:
+		switch kernelmodel.Fate(word) {
+		case kernelmodel.Rejected, kernelmodel.Dropped, kernelmodel.Passed, kernelmodel.Accepted:
 			out = append(out, word+"-M")
 			continue
 		}
@@ -185,7 +203,7 @@ func (w *world) wanted(text string) []string {
 			ep, own = cut, "+M"
 		}
 		if own == "" {
-			w.Fatalf("%q does not say whether to masquerade", text)
+			w.Fatalf("%q does not state whether to masquerade", text)
 		}
 		if ep = w.tr(ep); !strings.HasPrefix(ep, "[") && strings.Count(ep, ":") != 1 {
 			ep = netip.AddrPortFrom(netip.MustParseAddr(ep), 80).String()

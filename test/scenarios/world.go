@@ -46,10 +46,10 @@ type World struct {
 	plane    dataplane.Dataplane
 	held     map[dataplane.ServiceName]*dataplane.Service
 	former   *dataplane.Node // nil before the first Apply
-	// mayRefuse: Services that are refused are noted and no failure.
-	mayRefuse bool
-	refused   map[dataplane.ServiceName]string
-	// drains: the kernel holds real servers that drain, of which a fresh plan
+	// mayReject: Services that are rejected are noted and no failure.
+	mayReject bool
+	rejected  map[dataplane.ServiceName]string
+	// drains: the kernel has real servers that drain, of which a fresh plan
 	// knows nothing.
 	drains bool
 	// unchecked: what a Sync leaves in the kernel is not compared.
@@ -138,8 +138,8 @@ func (w *World) renderNode(bySvc map[types.NamespacedName][]*discoveryv1.Endpoin
 	for name, list := range bySvc {
 		all = append(all, render.ServiceSlices{Service: name, Slices: list})
 	}
-	members := render.LocalEndpoints(w.Node.Name, all, nil).Services
-	spec, ok := render.Node(render.NodeInput{Node: w.Node, Settings: settings, LocalEndpoints: members, FormatVersion: v1alpha1.FormatVersion})
+	local := render.LocalEndpoints(w.Node.Name, all, nil).Services
+	spec, ok := render.Node(render.NodeInput{Node: w.Node, Settings: settings, LocalEndpoints: local, FormatVersion: v1alpha1.FormatVersion})
 	if !ok {
 		w.Fatal("no rules are rendered for the node")
 	}
@@ -192,10 +192,10 @@ func (w *World) apply(services map[dataplane.ServiceName]*dataplane.Service, nod
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.held, w.former, w.refused = services, &r.Node, result.Rejected
+	w.held, w.former, w.rejected = services, &r.Node, result.Rejected
 	if len(result.Rejected) > 0 {
-		if !w.mayRefuse {
-			w.Fatalf("refused: %v", result.Rejected)
+		if !w.mayReject {
+			w.Fatalf("rejected: %v", result.Rejected)
 		}
 		return
 	}

@@ -1,5 +1,3 @@
-// Package soak runs nodeproxy for a long time while Services and endpoints change. No
-// connection may fail, and neither memory nor open files may grow.
 package soak
 
 import (
@@ -27,7 +25,7 @@ import (
 )
 
 const (
-	// durationVariable says how long TestSoak takes, as in SOAK=12h.
+	// durationVariable states how long TestSoak takes, as in SOAK=12h.
 	durationVariable = "SOAK"
 	defaultDuration  = 10 * time.Minute
 

@@ -1,5 +1,3 @@
-// Package speed measures the real controller, agent and plugin against a real API
-// server and a real kernel, and fails if one is five times slower than usual.
 package speed
 
 import (
@@ -35,14 +33,14 @@ const (
 	// pace is between two endpoint changes. It is longer than the agent rests after a
 	// write, so that each change is written at once.
 	pace = 2 * time.Second
-	// factor is how many times the typical value a figure may be.
+	// factor is how many times the typical value a measurement may be.
 	factor = 5
 	// patience is how long the test waits for anything. It is above all bounds, so that
-	// a figure beyond its bound is reported with its value.
+	// a measurement beyond its bound is reported with its value.
 	patience = 2 * time.Minute
 )
 
-// typical is what each figure takes on two cores with nothing else to do: on the slower one
+// typical is what each measurement takes on two cores with nothing else to do: on the slower one
 // of two machines.
 func typical() map[string]time.Duration {
 	return map[string]time.Duration{
@@ -55,7 +53,7 @@ func typical() map[string]time.Duration {
 	}
 }
 
-// The figures.
+// The measurements.
 const (
 	installation = "installation to Programmed"
 	firstSync    = "agent start to Programmed, 1,000 Services"
@@ -92,8 +90,8 @@ func TestSpeed(t *testing.T) {
 	}
 }
 
-// figure prints a figure and fails the test beyond its bound.
-func (r *rig) figure(name string, took ...time.Duration) {
+// measurement prints a measurement and fails the test beyond its bound.
+func (r *rig) measurement(name string, took ...time.Duration) {
 	r.Helper()
 	slices.Sort(took)
 	value, usual := took[len(took)/2], typical()[name]
@@ -134,7 +132,7 @@ func (r *rig) must(err error) {
 func (r *rig) programmed(ctx context.Context) error { return r.nodeproxy.ProgrammedOn(ctx, r.node) }
 
 // install measures from the first object to a programmed node, and returns the
-// controller. The node leaves the cluster: the next figures are of another one.
+// controller. The node leaves the cluster: the next measurements are of another one.
 func (r *rig) install() *cluster.Process {
 	r.Helper()
 	begin := time.Now()
@@ -144,7 +142,7 @@ func (r *rig) install() *cluster.Process {
 	agent, err := r.nodeproxy.StartAgent(r.node)
 	r.must(err)
 	r.must(r.nodeproxy.Enable(r.Context()))
-	r.figure(installation, r.until(begin, r.programmed))
+	r.measurement(installation, r.until(begin, r.programmed))
 	r.must(agent.Stop())
 	r.must(r.nodeproxy.Cluster.Client().Delete(r.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.node.Name()}}))
 	return controller
@@ -210,7 +208,7 @@ func (r *rig) syncFirst() {
 	begin := time.Now()
 	_, err := r.nodeproxy.StartAgent(r.node)
 	r.must(err)
-	r.figure(firstSync, r.until(begin, r.programmed))
+	r.measurement(firstSync, r.until(begin, r.programmed))
 	if got, want := strings.Count(strings.Join(r.nat(r.Context()), "\n"), "--to-destination"), services*endpoints; got < want {
 		r.Fatalf("the kernel has %d endpoints of %d", got, want)
 	}
@@ -262,7 +260,7 @@ func (r *rig) changeEndpoints() {
 		begin := time.Now()
 		took = append(took, r.until(begin, r.answers(r.move())))
 	}
-	r.figure(change, took...)
+	r.measurement(change, took...)
 }
 
 func (r *rig) flush() {
@@ -271,7 +269,7 @@ func (r *rig) flush() {
 	begin := time.Now()
 	_, err := r.node.Exec(r.Context(), "iptables", "-w", "10", "-t", "nat", "-F")
 	r.must(err)
-	r.figure(repair, r.until(begin, func(ctx context.Context) error {
+	r.measurement(repair, r.until(begin, func(ctx context.Context) error {
 		if now := r.nat(ctx); !slices.Equal(before, now) {
 			return fmt.Errorf("%d rules, before the flush %d", len(now), len(before))
 		}
@@ -294,7 +292,7 @@ func (r *rig) failOver(leader *cluster.Process) {
 	})
 	begin := time.Now()
 	r.must(leader.Stop())
-	r.figure(failover, r.until(begin, r.answers(r.move())))
+	r.measurement(failover, r.until(begin, r.answers(r.move())))
 }
 
 // runDoctor gives the cluster many nodes, which have no agents.
@@ -328,5 +326,5 @@ func (r *rig) runDoctor() {
 			r.Fatalf("doctor: %v\n%s", err, out)
 		}
 	}
-	r.figure(doctor, took...)
+	r.measurement(doctor, took...)
 }

@@ -26,17 +26,20 @@ const attacker = "attacker"
 
 // Reasons of the events that owners of Services get.
 const (
-	serviceRefused   = "ServiceNotRendered"
-	addressesSkipped = "AddressesSkipped"
-	localLeftOut     = "LocalEndpointsLeftOut"
+	serviceNotRendered = "ServiceNotRendered"
+	addressesSkipped   = "AddressesSkipped"
+	localLeftOut       = "LocalEndpointsLeftOut"
 )
 
 // attack is something that a tenant can do.
 type attack struct {
 	// name and limit are for the table: limit is what stops it.
 	name, limit string
-	// large objects are over a limit.
-	large bool
+	// large objects are over a limit. Those of heavy attacks are within, and nodes take long for each
+	// update.
+	large, heavy bool
+	// services is how many Services each may have a line in the log for good reason.
+	services int
 	// before prepares the attack, which nothing is measured of.
 	before func(context.Context) error
 	// objects returns what is written. A loop calls it with rising numbers, and what it
@@ -44,8 +47,10 @@ type attack struct {
 	objects func(round int) []client.Object
 	// during is what else is done until the context ends.
 	during func(context.Context) error
-	// alone is done once, to its end, and not in a loop.
+	// alone is done to its end, and again.
 	alone func(context.Context) error
+	// after ends what before has begun.
+	after func(context.Context) error
 	// effect returns nil once the attack has had its effect, if it has one that can be seen.
 	effect func(context.Context) error
 }
@@ -61,7 +66,7 @@ func (r *rig) tooLarge() []attack {
 		if limit == "" {
 			r.Fatalf("%s: %+v is within the limits", name, size)
 		}
-		return attack{name: name, limit: limit, large: true, objects: objects, effect: r.hasEvent(serviceRefused, object, limit)}
+		return attack{name: name, limit: limit, large: true, objects: objects, effect: r.hasEvent(serviceNotRendered, object, limit)}
 	}
 	return []attack{
 		one(v1alpha1.ServiceSize{Ports: 3000}, "3,000 ports with 300 endpoints each", "ports", func(round int) []client.Object {
@@ -94,25 +99,28 @@ func most(atMost int, size func(n int) v1alpha1.ServiceSize) int {
 
 // atLimits are Services that are just within the limits, so that nodes program them.
 func (r *rig) atLimits() []attack {
-	// More endpoints would make an object of more than 1 MiB, another limit.
-	const ports, inObject = 100, 100
-	perPort := most(inObject, func(n int) v1alpha1.ServiceSize {
-		return v1alpha1.ServiceSize{Ports: ports, Endpoints: n, PortEndpoints: ports * n}
+	// The last port has one endpoint.
+	const ports, rangePorts = 100, 2
+	perPort := most(v1alpha1.MaxServicePortEndpoints, func(n int) v1alpha1.ServiceSize {
+		return v1alpha1.ServiceSize{Ports: ports, Endpoints: n, PortEndpoints: (ports-1)*n + 1}
 	})
 	external := most(v1alpha1.MaxServiceAddresses, func(n int) v1alpha1.ServiceSize { return v1alpha1.ServiceSize{Ports: ports, Addresses: n} })
-	ranges := most(v1alpha1.MaxServiceSourceRanges, func(n int) v1alpha1.ServiceSize { return v1alpha1.ServiceSize{Ports: 1, SourceRanges: n} })
+	ranges := most(v1alpha1.MaxServiceSourceRanges, func(n int) v1alpha1.ServiceSize {
+		return v1alpha1.ServiceSize{Ports: rangePorts, Addresses: 1, SourceRanges: n}
+	})
 	const within = "within the limits"
 	return []attack{
-		{name: fmt.Sprintf("%d ports with %d endpoints each", ports, perPort), limit: within, objects: func(round int) []client.Object {
+		{name: fmt.Sprintf("%d ports with %d endpoints each", ports-1, perPort), limit: within, heavy: true, objects: func(round int) []client.Object {
 			return service("limit", ports, nil, slice("limit", ports-1, endpoints(round, perPort)), r.lastPort("limit", ports))
 		}, effect: r.answers("limit", ports)},
-		{name: fmt.Sprintf("%d ports at %d external IPs", ports, external), limit: within, objects: func(round int) []client.Object {
+		{name: fmt.Sprintf("a port with %d endpoints", v1alpha1.MaxServiceEndpoints), limit: within, heavy: true, objects: r.mostEndpoints, effect: r.answers("endpoint-limit", 2)},
+		{name: fmt.Sprintf("%d ports at %d external IPs", ports, external), limit: within, heavy: true, objects: func(round int) []client.Object {
 			return service("address-limit", ports, func(s *corev1.Service) { s.Spec.ExternalIPs = addresses(round, external) },
 				r.lastPort("address-limit", ports))
 		}, effect: r.answers("address-limit", ports)},
-		{name: fmt.Sprintf("%d source ranges", ranges), limit: within, objects: func(round int) []client.Object {
-			return service("range-limit", 1, balanced(round, ranges), r.lastPort("range-limit", 1))
-		}, effect: r.answers("range-limit", 1)},
+		{name: fmt.Sprintf("%d ports with %d source ranges", rangePorts, ranges), limit: within, heavy: true, objects: func(round int) []client.Object {
+			return service("range-limit", rangePorts, balanced(round, ranges), r.lastPort("range-limit", rangePorts))
+		}, effect: r.answers("range-limit", rangePorts)},
 	}
 }
 
@@ -148,7 +156,8 @@ func (r *rig) others() []attack {
 		},
 		{
 			name: fmt.Sprintf("%d Services, policy Local, with %d pods each on one node", manyServices, podsEach), limit: "local endpoints of a node",
-			objects: r.onOneNode, effect: r.hasEvent(localLeftOut, onOneNode, ""),
+			services: manyServices,
+			objects:  r.onOneNode, effect: r.hasEvent(localLeftOut, onOneNode, ""),
 		},
 		{
 			name: "a Service that a kernel rejects", limit: "tried again alone",
@@ -157,10 +166,18 @@ func (r *rig) others() []attack {
 			},
 			effect: r.hasRejected,
 		},
+		{
+			name: "reasons of rejection that change ten times a second", limit: "an event in ten minutes",
+			objects: rejectedAnew, during: r.again(rejectedAnew, 100*time.Millisecond), effect: r.hasEvent(serviceNotRendered, "noisy", ""),
+		},
 		{name: "a rejected Service while a policy rolls out", limit: "its namespace waits alone", alone: r.rollOut},
 		{
 			name: "an unprivileged kube-proxy at " + pretended, limit: "root of the host only",
 			before: r.pretend, effect: r.programmed,
+		},
+		{
+			name: "an unprivileged server at ports 10249, 10256 and 19256", limit: "the agent tries again",
+			before: r.occupy, effect: r.programmed, after: r.vacate,
 		},
 		{name: "a flood of connections to port 10256", limit: fmt.Sprintf("%d connections", healthConnections), during: r.flood},
 		{name: "finalizers and labels on a Lease, by an agent's token", limit: "admission policy", before: r.guardLeases, during: r.markLease},
@@ -233,7 +250,7 @@ const manyServices, podsEach, portsEach = 200, 100, 4
 
 const _ uint = manyServices*podsEach*portsEach*20 - v1alpha1.MaxNodeLocalBytes // does not compile if they are too few
 
-// onOneNode returns all Services at first, and then some of them in each round.
+// onOneNode returns all Services initially, and then some of them in each round.
 func (r *rig) onOneNode(round int) []client.Object {
 	const atOnce = 5
 	first, count := round*atOnce, atOnce

@@ -4,10 +4,14 @@
 // a real API server, a real controller, and two agents on real kernels.
 //
 // The first part, without an attack, measures how long the second tenant waits, how much
-// memory controller and agents use, and how soon they answer probes. Then each attack runs
-// once, and finally all of them together, repeatedly. Each part adds a row to a table, which
-// is printed at the end; docs/security.md has one.
+// memory controller and agents use, and how soon they answer probes. Then each attack is
+// repeated for a while, and finally all of them together. Each part adds a row to a table, which
+// is printed at the end; docs/security.md has one. A stolen connection ends the test at once.
 //
-// To test other versions of controller and agent, set NODEPROXY_PROGRAMS to a directory with
+// Mode NFTables has a test of its own. Mode IPVS has none: User-mode Linux, where kernels lack it,
+// has one processor, on which times mean nothing.
+//
+// TENANTS is a regular expression that selects attacks, TENANTS_LOOP such as 1m how long each is
+// repeated. To test other versions of controller and agent, set NODEPROXY_PROGRAMS to a directory with
 // their programs (package programs).
 package tenants

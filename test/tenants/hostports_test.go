@@ -10,7 +10,7 @@ import (
 
 // TestHostPorts has a tenant's pods ask for the ports at which nodes look for a proxy and its
 // health. The scheduler gives none of them a node with an agent, because the agent's pod has
-// the port at all addresses. So there is nothing to measure.
+// the port at all addresses. TestTenants has a process that has the ports nevertheless.
 func TestHostPorts(t *testing.T) {
 	agents, err := agentdeploy.DaemonSet(nil, agentdeploy.Options{Image: "image"})
 	if err != nil {
@@ -24,7 +24,7 @@ func TestHostPorts(t *testing.T) {
 				for _, p := range c.Ports {
 					// As the scheduler's NodePorts compares.
 					everywhere := p.HostIP == nil || *p.HostIP == "" || *p.HostIP == "0.0.0.0"
-					if *p.HostPort == pod.HostPort && *p.Protocol == pod.Protocol && everywhere {
+					if p.HostPort != nil && *p.HostPort == pod.HostPort && *p.Protocol == pod.Protocol && everywhere {
 						taken = true
 					}
 				}

@@ -157,37 +157,53 @@ func (r *rig) shapes(ctx context.Context, policy string, all bool) error {
 // pretended is where a kube-proxy answers that listens at IPv6's loopback.
 const pretended = "[::1]:10249"
 
-// pretend has a process that is not root, in the first node's network as a pod with
-// hostNetwork is, answer where a kube-proxy would, before the agent starts.
-func (r *rig) pretend(ctx context.Context) error {
+// podUser is the user ID of pods that are not root here.
+const podUser = "65534"
+
+// unprivileged starts a process that is not root, in the first node's network as a pod with
+// hostNetwork is, which answers at addresses over HTTP.
+func (r *rig) unprivileged(ctx context.Context, at ...string) (*cluster.Process, error) {
 	text, err := os.ReadFile(filepath.Join(r.cluster.Dir(), "echo"))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	path := filepath.Join(r.cluster.Dir(), "pretender")
-	if err := os.WriteFile(path, text, 0o755); err != nil { //nolint:gosec // a program for everybody
-		return err
+	if _, err := os.Stat(path); err != nil { // it may run
+		if err := os.WriteFile(path, text, 0o755); err != nil { //nolint:gosec // a program for everybody
+			return nil, err
+		}
 	}
+	args := []string{"--reuid", podUser, "--regid", podUser, "--clear-groups", path}
+	for _, address := range at {
+		args = append(args, address+"/http")
+	}
+	node := r.cluster.Node(0)
+	process, err := node.Start(cluster.Command{Name: "pretender", Path: "/usr/bin/setpriv", Args: args})
+	if err != nil {
+		return nil, err
+	}
+	return process, install.Until(ctx, patience, func(ctx context.Context) error {
+		for _, address := range at {
+			if _, err := node.Get(ctx, "http://"+address+"/proxyMode"); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// pretend has such a process answer where a kube-proxy would, before the agent starts.
+func (r *rig) pretend(ctx context.Context) error {
 	if err := r.agents[0].Stop(); err != nil {
 		return err
 	}
-	const unprivileged = "65534"
-	node := r.cluster.Node(0)
-	_, err = node.Start(cluster.Command{Name: "pretender", Path: "/usr/bin/setpriv",
-		Args: []string{"--reuid", unprivileged, "--regid", unprivileged, "--clear-groups", path, pretended + "/http"}})
-	if err != nil {
-		return err
-	}
-	answers := func(ctx context.Context) error {
-		_, err := node.Get(ctx, "http://"+pretended+"/proxyMode")
-		return err
-	}
-	if err := install.Until(ctx, patience, answers); err != nil {
+	if _, err := r.unprivileged(ctx, pretended); err != nil {
 		return err
 	}
 	if err := r.startAgent(0); err != nil {
 		return err
 	}
+	node := r.cluster.Node(0)
 	return install.Until(ctx, patience, func(ctx context.Context) error {
 		_, err := node.Get(ctx, "http://"+node.AddressPort(healthPort)+"/healthz")
 		return err

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,7 +21,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
-	"github.com/nodeproxy-io/nodeproxy/test/load"
 	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
@@ -28,10 +29,11 @@ const (
 	crowd = 300
 	// quietTime, and loopTime, are how long the second tenant is watched without an attack,
 	// and with all of them in a loop; onceTime is the least for each attack. It is repeated for
-	// onceAgain once it has had its effect, or for TENANTS_LOOP, such as 1m.
-	quietTime, onceTime = 15 * time.Second, 5 * time.Second
-	onceAgain           = 3 * time.Second
-	loopTime            = time.Minute
+	// onceAgain once it has had its effect, or for heavyAgain if nodes take long for its updates, or
+	// for TENANTS_LOOP, such as 1m.
+	quietTime, onceTime   = 15 * time.Second, 5 * time.Second
+	onceAgain, heavyAgain = 3 * time.Second, 12 * time.Second
+	loopTime              = time.Minute
 	// everything is the name of the row of that loop.
 	everything = "all of them, again and again"
 	// loopPause is between two updates of one attack in a loop. Objects of megabytes keep the
@@ -48,42 +50,88 @@ type rig struct {
 	nodeproxy  *install.Nodeproxy
 	controller *cluster.Process
 	agents     []*cluster.Process // by index of the node
+	occupant   *cluster.Process   // of the ports of the first node's agent
 
-	server   *cluster.Pod   // of the second tenant
-	thief    *cluster.Pod   // of the attacker
-	visitors []*cluster.Pod // one a node
-	repeat   time.Duration  // how long each attack is repeated
-	created  int            // Services of the second tenant
-	tries    sync.WaitGroup // to connect to these
-	stolen   atomic.Value   // what another server has answered of one of these
+	server   *cluster.Pod    // of the second tenant
+	thief    *cluster.Pod    // of the attacker
+	visitors []*cluster.Pod  // one a node
+	repeat   time.Duration   // how long each attack is repeated; zero: as long as it needs
+	created  int             // Services of the second tenant
+	tries    sync.WaitGroup  // to connect to these
+	stolen   atomic.Bool     // another server has answered one of these
+	ctx      context.Context //nolint:containedctx // the test's, which a stolen connection ends
+	abort    context.CancelFunc
 }
 
+// Context ends with the test, or at once if a connection is stolen.
+func (r *rig) Context() context.Context { return r.ctx }
+
 func TestTenants(t *testing.T) {
-	r := newRig(t)
+	chosen := choice(t)
+	r := newRig(t, v1alpha1.ModeIPTables)
 	rows := table{}
 	t.Cleanup(rows.print)
+	r.rows(&rows, chosen, r.attacks())
+	if chosen.MatchString(everything) {
+		rows.add(r.watch(everything, "", loopTime, r.loop))
+	}
+	r.end(rows)
+}
 
-	quiet := r.watch("quiet", "", max(quietTime, r.repeat), nil)
-	rows.add(quiet)
-	for _, a := range r.attacks() {
+// TestNFTables has nodes in mode NFTables, and the attacks that take them longest.
+func TestNFTables(t *testing.T) {
+	chosen := choice(t)
+	r := newRig(t, v1alpha1.ModeNFTables)
+	rows := table{}
+	t.Cleanup(rows.print)
+	r.rows(&rows, chosen, slices.DeleteFunc(r.atLimits(), func(a attack) bool { return !a.heavy }))
+	r.end(rows)
+}
+
+// choice is the attacks that TENANTS selects.
+func choice(t *testing.T) *regexp.Regexp {
+	t.Helper()
+	chosen, err := regexp.Compile(os.Getenv("TENANTS"))
+	if err != nil {
+		t.Fatalf("TENANTS: %v", err)
+	}
+	return chosen
+}
+
+// end judges the rows, and that nothing is left of the attacks.
+func (r *rig) end(rows table) {
+	r.Helper()
+	rows.judge(r.T)
+	r.tries.Wait()
+	if err := install.Until(r.Context(), patience, r.programmed); err != nil {
+		r.Errorf("at the end: %v", err)
+	}
+}
+
+// rows adds a row without an attack, and one for each that is chosen.
+func (r *rig) rows(to *table, chosen *regexp.Regexp, attacks []attack) {
+	r.Helper()
+	to.add(r.watch("quiet", "", max(quietTime, r.repeat), nil))
+	for _, a := range attacks {
+		if !chosen.MatchString(a.name) {
+			continue
+		}
 		if a.before != nil {
-			if err := a.before(t.Context()); err != nil {
-				t.Fatalf("%s: %v", a.name, err)
+			if err := a.before(r.Context()); err != nil {
+				r.Fatalf("%s: %v", a.name, err)
 			}
 		}
-		rows.add(r.watch(a.name, a.limit, max(onceTime, r.repeat), func(ctx context.Context) error { return r.once(ctx, a) }))
-		if err := install.Until(t.Context(), patience, r.cleared); err != nil {
-			t.Fatalf("%s: the attacker's Services do not go: %v", a.name, err)
+		out := r.watch(a.name, a.limit, max(onceTime, r.repeat), func(ctx context.Context) error { return r.once(ctx, a) })
+		out.usual = a.services
+		to.add(out)
+		if a.after != nil {
+			if err := a.after(r.Context()); err != nil {
+				r.Fatalf("%s: %v", a.name, err)
+			}
 		}
-	}
-	rows.add(r.watch(everything, "", loopTime, r.loop))
-	rows.judge(t, quiet)
-	r.tries.Wait()
-	if stolen := r.stolen.Load(); stolen != nil {
-		t.Errorf("a connection of the second tenant was stolen: %s", stolen)
-	}
-	if err := install.Until(t.Context(), patience, r.programmed); err != nil {
-		t.Errorf("at the end: %v", err)
+		if err := install.Until(r.Context(), patience, r.cleared); err != nil {
+			r.Fatalf("%s: the attacker's Services do not go: %v", a.name, err)
+		}
 	}
 }
 
@@ -114,10 +162,14 @@ func (r *rig) once(ctx context.Context, a attack) error {
 			return err
 		}
 	}
-	if a.objects == nil {
-		return nil
+	least := onceAgain
+	switch {
+	case r.repeat > 0:
+		least = r.repeat
+	case a.heavy:
+		least = heavyAgain
 	}
-	again, cancel := context.WithTimeout(r.Context(), r.repeat)
+	again, cancel := context.WithTimeout(r.Context(), least)
 	defer cancel()
 	return r.repeated(again, a)
 }
@@ -143,18 +195,15 @@ func (r *rig) cleared(ctx context.Context) error {
 	return r.programmed(ctx)
 }
 
-// loop makes all attacks until the context ends, and writes the objects of each every loopPause,
-// of those over a limit every largePause.
+// loop makes all attacks but the heavy ones until the context ends, and writes the objects of each
+// every loopPause, of those over a limit every largePause. Each heavy one takes a node long by itself.
 func (r *rig) loop(ctx context.Context) error {
 	var group sync.WaitGroup
-	list := r.attacks()
+	list := slices.DeleteFunc(r.attacks(), func(a attack) bool { return a.heavy })
 	errs := make([]error, 2*len(list))
 	for i, a := range list {
 		if a.during != nil {
 			group.Go(func() { errs[2*i] = a.during(ctx) })
-		}
-		if a.objects == nil {
-			continue
 		}
 		group.Go(func() { errs[2*i+1] = r.repeated(ctx, a) })
 	}
@@ -162,20 +211,28 @@ func (r *rig) loop(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// repeated writes the objects of an attack again and again, a little different each time, until the
-// context ends. An API server that is too busy for an update harms the attacker alone, but one
+// repeated writes the objects of an attack again and again, a little different each time, or does what
+// is done alone, until the context ends. An API server that is too busy for an update harms the attacker alone, but one
 // must come through.
 func (r *rig) repeated(ctx context.Context, a attack) error {
 	pause := loopPause
 	if a.large {
 		pause = largePause
 	}
+	if a.objects == nil && a.alone == nil {
+		return nil
+	}
 	tick := time.NewTicker(pause)
 	defer tick.Stop()
 	written := false
 	var last error
 	for round := 1; ctx.Err() == nil; round++ {
-		if err := r.write(ctx, a.objects(round)); err == nil {
+		if a.alone != nil {
+			if err := a.alone(r.Context()); err != nil {
+				return err
+			}
+			written = true
+		} else if err := r.write(ctx, a.objects(round)); err == nil {
 			written = true
 		} else {
 			last = err
@@ -191,17 +248,25 @@ func (r *rig) repeated(ctx context.Context, a attack) error {
 	return nil
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T, mode v1alpha1.ProxyMode) *rig {
 	t.Helper()
 	nodeproxy := install.Start(t, 2, programs.Controller, programs.Agent)
-	r := &rig{T: t, cluster: nodeproxy.Cluster, nodeproxy: nodeproxy, repeat: onceAgain}
+	r := &rig{T: t, cluster: nodeproxy.Cluster, nodeproxy: nodeproxy}
+	r.ctx, r.abort = context.WithCancel(t.Context())
+	t.Cleanup(r.abort)
 	if text := os.Getenv("TENANTS_LOOP"); text != "" {
 		var err error
 		if r.repeat, err = time.ParseDuration(text); err != nil {
 			t.Fatalf("TENANTS_LOOP: %v", err)
 		}
 	}
-	for _, step := range []func(context.Context) error{nodeproxy.Prepare, nodeproxy.Enable, r.fill, r.startControl, r.start} {
+	inMode := func(ctx context.Context) error {
+		proxy := &v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}}
+		before := client.MergeFrom(proxy.DeepCopy())
+		proxy.Spec.Settings = &v1alpha1.WrittenSettings{Mode: &mode}
+		return r.cluster.Client().Patch(ctx, proxy, before)
+	}
+	for _, step := range []func(context.Context) error{nodeproxy.Prepare, nodeproxy.Enable, inMode, r.fill, r.startControl, r.start} {
 		if err := step(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -290,78 +355,4 @@ func (r *rig) programmed(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// watch has the second tenant create and use Services for at least some time, and until
-// something has ended that is done meanwhile, whose context ends after that time. It returns how
-// the second tenant fared. All that goes wrong for it fails the test.
-func (r *rig) watch(name, limit string, least time.Duration, meanwhile func(context.Context) error) row {
-	r.Helper()
-	out := row{name: name, limit: limit, memory: map[string]int64{}}
-	for _, p := range r.processes() {
-		if err := forgetPeak(p.PID()); err != nil {
-			r.Fatal(err)
-		}
-	}
-	l, err := load.Start(r.Context(), pace, r.targets())
-	if err != nil {
-		r.Fatal(err)
-	}
-	timed, cancel := context.WithTimeout(r.Context(), least)
-	defer cancel()
-	over, end := context.WithCancel(r.Context())
-	defer end()
-	go func() {
-		defer end()
-		if meanwhile != nil {
-			if err := meanwhile(timed); err != nil {
-				r.Errorf("%s: %v", name, err)
-			}
-		}
-		<-timed.Done()
-	}()
-	var group sync.WaitGroup
-	probes := r.probe(over, &group)
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for over.Err() == nil {
-		waited, err := r.useNew()
-		if err != nil {
-			r.Errorf("%s: %v", name, err)
-			break
-		}
-		out.services++
-		out.waits = append(out.waits, waited...)
-		select {
-		case <-over.Done():
-		case <-tick.C:
-		}
-	}
-	<-over.Done()
-	group.Wait()
-	l.End()
-	for i, failure := range l.Failures() {
-		if i < 10 {
-			r.Errorf("%s: %s", name, failure)
-		}
-	}
-	if n := len(l.Failures()); n > 0 {
-		load.Lost(r, "%s: %d connections of the second tenant failed", name, n)
-	}
-	out.probes, out.control = probes()
-	for _, p := range r.processes() {
-		peak, err := peakOf(p.PID())
-		if err != nil {
-			r.Fatal(err)
-		}
-		program := "agent"
-		if p == r.controller {
-			program = "controller"
-		}
-		out.memory[program] = max(out.memory[program], peak)
-	}
-	if err := install.Running(r.processes()...); err != nil {
-		r.Fatalf("%s: %v", name, err)
-	}
-	return out
 }

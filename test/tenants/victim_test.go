@@ -93,7 +93,7 @@ func (r *rig) reach(from *cluster.Pod, address string) error {
 		answer, err := from.Dial(ctx, "tcp", address)
 		if err == nil && answer.Server != r.server.Name() {
 			err = fmt.Errorf("%s answers at %s", answer.Server, address)
-			r.stolen.Store(err.Error())
+			r.steal(err)
 		}
 		<-slots
 		select {
@@ -124,6 +124,15 @@ func (r *rig) reach(from *cluster.Pod, address string) error {
 		case <-ctx.Done():
 		case <-tick.C:
 		}
+	}
+}
+
+// steal ends the run: what an endpoint of the attacker answers to the second tenant is as final as a
+// lost connection.
+func (r *rig) steal(how error) {
+	if r.stolen.CompareAndSwap(false, true) {
+		load.Lost(r, "a connection of the second tenant was stolen: %v", how)
+		r.abort()
 	}
 }
 

@@ -59,7 +59,7 @@ func Boot() {
 	if err != nil {
 		fmt.Println("in User-mode Linux:", err) // on the console
 	} else if err := os.WriteFile(filepath.Join(directory, statusFile), []byte(strconv.Itoa(status)), 0o600); err != nil {
-		fmt.Println("telling the exit status:", err)
+		fmt.Println("passing on the exit status:", err)
 	}
 	unix.Sync()
 	fmt.Println("powering off:", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
@@ -107,7 +107,7 @@ func waitFor(pid int) (status int, err error) {
 		case err != nil:
 			return 0, fmt.Errorf("waiting for the program: %w", err)
 		case which == pid && ended.Signaled():
-			return 128 + int(ended.Signal()), nil // as shells say it
+			return 128 + int(ended.Signal()), nil // as shells report it
 		case which == pid:
 			return ended.ExitStatus(), nil
 		}

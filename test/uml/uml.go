@@ -1,21 +1,3 @@
-// Package uml runs programs and tests in their own kernel, User-mode Linux: what only works
-// in the host's network namespace, would disturb the whole machine, or needs modules that
-// this machine's kernel lacks, such as IPVS.
-//
-// The kernel has this machine's files as its root file system, so what is written
-// outside of temporary directories stays; /run, /var/lib and /var/log are its own, in
-// memory, and gone with it. It has one CPU, no network but the loopback interface,
-// and iptables' legacy variant only, which is what "iptables" is there. Modules are
-// loaded on demand, as on a node.
-//
-// The first process of the kernel is the program that calls Run: its main function,
-// or the TestMain of its package, has to call Boot before all else (Main does). It
-// sets the machine up and runs there what the caller of Run has requested: other arguments
-// of the same program, or another program, with the caller's environment and working
-// directory. Its output appears at once. The processes that it starts end with it.
-//
-// Package cluster runs in the kernel as it does outside. Build Go programs before, outside:
-// see cluster.Build and Options.Env.
 package uml
 
 import (
@@ -52,7 +34,7 @@ const (
 	// waitDelay is how long the kernel may take to end when it is killed, or has done its
 	// work: now and then one does not power off.
 	waitDelay = 5 * time.Second
-	// limit is how long a kernel may run, unless the caller says so.
+	// limit is how long a kernel may run, unless the caller sets it.
 	limit = 5 * time.Minute
 	// lastWords is how long before its kernel a test ends that hangs, to print where.
 	lastWords = 30 * time.Second
@@ -63,7 +45,7 @@ const (
 	sharedMemory = "/dev/shm"
 )
 
-// Options say what to run.
+// Options configure a run.
 type Options struct {
 	// Test is the name of a test function of the running test binary, which is run
 	// alone. Without it Program is run with Args.
@@ -89,7 +71,7 @@ type Outcome struct {
 	Status int
 	// Output is what it printed.
 	Output string
-	// Result is what it handed over by Report.
+	// Result is what it passed to Report.
 	Result []byte
 	// Took is how long the kernel ran, booting included.
 	Took time.Duration
@@ -102,7 +84,7 @@ type order struct {
 	Dir  string
 }
 
-// Missing says what has to be installed; nil: nothing.
+// Missing states what has to be installed; nil: nothing.
 func Missing() error {
 	if _, err := exec.LookPath(program); err != nil {
 		return errors.New("linux.uml not found: apt-get install user-mode-linux")
@@ -116,10 +98,10 @@ func Missing() error {
 	return nil
 }
 
-// Run boots a kernel, runs there what the options say, and waits until it has
+// Run boots a kernel, runs there what the options describe, and waits until it has
 // powered off. It needs root. When ctx ends, so does the kernel with everything in
-// it; after five minutes if ctx has no deadline. The error says that the program has not
-// run to its end, or that Options.Test did not run or skipped something; the Outcome then
+// it; after five minutes if ctx has no deadline. There is an error if the program has not
+// run to its end, or if Options.Test did not run or skipped something; the Outcome then
 // has what there is.
 func Run(ctx context.Context, o Options) (Outcome, error) {
 	var out Outcome
@@ -272,7 +254,7 @@ func newListener(also io.Writer) (*listener, error) {
 	go func() {
 		defer close(l.done)
 		if _, err := io.Copy(to, reader); err != nil {
-			_, _ = io.Copy(&l.all, reader) // who wanted it live is gone; the kernel must not wait
+			_, _ = io.Copy(&l.all, reader) // the reader of the live output is gone; the kernel must not wait
 		}
 	}()
 	return l, nil
@@ -303,10 +285,10 @@ func prepare(self string, o Options, testTimeout time.Duration) error {
 	}
 	text, err := json.Marshal(todo)
 	if err != nil {
-		return fmt.Errorf("telling the kernel what to run: %w", err)
+		return fmt.Errorf("passing the command to the kernel: %w", err)
 	}
 	if err := os.WriteFile(filepath.Join(o.Directory, orderFile), text, 0o600); err != nil {
-		return fmt.Errorf("telling the kernel what to run: %w", err)
+		return fmt.Errorf("passing the command to the kernel: %w", err)
 	}
 	root := filepath.Join(o.Directory, modulesRoot)
 	if err := os.MkdirAll(filepath.Join(root, "lib"), 0o755); err != nil {

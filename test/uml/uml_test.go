@@ -52,7 +52,7 @@ func TestOutcomeOfNoTest(t *testing.T) {
 	}
 }
 
-// A test that hangs says where before its kernel is ended.
+// A test that hangs states where before its kernel is ended.
 func TestOutcomeOfTestThatHangs(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: run sudo make test")
@@ -98,16 +98,16 @@ func TestInsideSkipsAPart(t *testing.T) {
 	}
 }
 
-func TestInsidePasses(t *testing.T) { tell(t) }
+func TestInsidePasses(t *testing.T) { show(t) }
 
 func TestInsideFails(t *testing.T) {
-	tell(t)
+	show(t)
 	if uml.Inside() {
 		t.Fail()
 	}
 }
 
-func tell(t *testing.T) {
+func show(t *testing.T) {
 	if !uml.Inside() {
 		return // TestOutcome runs it
 	}

@@ -1,5 +1,3 @@
-// Package recovery writes the node's checkpoint while the API answers, and restores the
-// desired state from it if the API does not answer after the start.
 package recovery
 
 import (
@@ -78,7 +76,7 @@ func (r *Recovery) Write(ctx context.Context) {
 	for pause.For(ctx, r.Clock, writeTick) {
 		ended := r.Disk.Within(patience, func() { r.write(false) })
 		if !ended && !slow {
-			r.Log.Info("Writing the checkpoint takes long; no longer waiting for it. Check the disk, or choose another directory (--state-dir)", "file", r.Disk.Path())
+			r.Log.Info("Writing the checkpoint takes long; no longer waiting for it", "file", r.Disk.Path())
 		}
 		slow = !ended
 	}
@@ -108,7 +106,7 @@ func (r *Recovery) write(last bool) {
 		r.failed = set.Written
 		r.Store.WarnOfDisk(fmt.Sprintf("the checkpoint cannot be written, so after a restart without the API server the node would use an older one or none: %v; check space and permissions of --state-dir", err))
 		if r.failure != err.Error() {
-			r.Log.Error(err, "Could not write the checkpoint; retrying every minute. The former one stays. Check space and permissions of the directory, or choose another one (--state-dir)", "file", r.Disk.Path())
+			r.Log.Error(err, "Could not write the checkpoint; retrying every minute, and the former one stays", "file", r.Disk.Path())
 		}
 		r.failure = err.Error()
 		return

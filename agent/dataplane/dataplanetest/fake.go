@@ -1,5 +1,3 @@
-// Package dataplanetest has a data plane in memory, for tests of the code above the data planes. It
-// models the kernel state, not the calls.
 package dataplanetest
 
 import (
@@ -24,6 +22,8 @@ type Fake struct {
 	rejected    map[dataplane.ServiceName]string
 	reduced     map[dataplane.ServiceName]string
 	tries       map[dataplane.ServiceName]int
+	parts       map[dataplane.ServiceName]int
+	unfinished  map[dataplane.ServiceName]struct{}
 	writes      int
 	needsFull   bool
 	doubts      bool
@@ -32,11 +32,11 @@ type Fake struct {
 	audits      int
 	mode        v1alpha1.ProxyMode
 	lacks       map[v1alpha1.ProxyMode]error
-	asked       int
+	asked       map[v1alpha1.ProxyMode]int
 	draining    string
 	stays       error
 	changes     chan struct{}
-	signs       chan dataplane.Change
+	external    chan dataplane.Change
 }
 
 var (
@@ -47,15 +47,19 @@ var (
 // NewFake returns a data plane with an empty kernel.
 func NewFake() *Fake {
 	return &Fake{
-		kernel:    map[dataplane.ServiceName]*dataplane.Service{},
-		rejects:   map[dataplane.ServiceName]string{},
-		rejected:  map[dataplane.ServiceName]string{},
-		reduced:   map[dataplane.ServiceName]string{},
-		tries:     map[dataplane.ServiceName]int{},
-		lacks:     map[v1alpha1.ProxyMode]error{},
-		needsFull: true,
-		changes:   make(chan struct{}, 1),
-		signs:     make(chan dataplane.Change, 1),
+		kernel:   map[dataplane.ServiceName]*dataplane.Service{},
+		rejects:  map[dataplane.ServiceName]string{},
+		rejected: map[dataplane.ServiceName]string{},
+		reduced:  map[dataplane.ServiceName]string{},
+		tries:    map[dataplane.ServiceName]int{},
+		parts:    map[dataplane.ServiceName]int{},
+
+		asked:      map[v1alpha1.ProxyMode]int{},
+		unfinished: map[dataplane.ServiceName]struct{}{},
+		lacks:      map[v1alpha1.ProxyMode]error{},
+		needsFull:  true,
+		changes:    make(chan struct{}, 1),
+		external:   make(chan dataplane.Change, 1),
 	}
 }
 
@@ -77,20 +81,17 @@ func (f *Fake) Watch(ctx context.Context, changed func(dataplane.Change)) {
 		select {
 		case <-ctx.Done():
 			return
-		case c := <-f.signs:
+		case c := <-f.external:
 			changed(c)
 		}
 	}
 }
 
-// Sign reports a change by another program to Watch.
-func (f *Fake) Sign(c dataplane.Change) { f.signs <- c }
-
 // Supported implements dataplane.Dataplane.
 func (f *Fake) Supported(_ context.Context, r *dataplane.Ruleset) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.asked++
+	f.asked[r.Mode]++
 	return f.lacking(r.Mode)
 }
 
@@ -151,6 +152,12 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 		if _, preserve := r.Preserve[name]; preserve && r.Services[name] != nil && f.kernel[name] != nil {
 			continue // the kernel's may be newer
 		}
+		if f.parts[name] > 1 && r.Pause != nil && r.Pause() {
+			f.parts[name]--
+			f.unfinished[name] = struct{}{}
+			continue
+		}
+		delete(f.unfinished, name)
 		if f.write(name, r.Services[name]) {
 			result.ServicesChanged++
 			f.writes++
@@ -162,6 +169,7 @@ func (f *Fake) Apply(_ context.Context, r *dataplane.Ruleset) (dataplane.Result,
 			result.Rejected[name], result.Reduced[name] = reason, svc
 		}
 	}
+	result.Unfinished = maps.Clone(f.unfinished)
 	result.Warnings = slices.Clone(f.warnings)
 	result.Counts = f.count()
 	return result, nil
@@ -202,6 +210,9 @@ func (f *Fake) Verify(_ context.Context, r *dataplane.Ruleset, o dataplane.Verif
 		if _, preserve := r.Preserve[name]; preserve && f.kernel[name] != nil {
 			continue
 		}
+		if _, unfinished := f.unfinished[name]; unfinished {
+			continue // it is as the last Apply has left it
+		}
 		if f.kernel[name] != svc && f.rejected[name] == "" {
 			d.Count++
 			d.Examples = append(d.Examples, fmt.Sprintf("Service %s differs", name))
@@ -241,12 +252,8 @@ func (f *Fake) audit(r *dataplane.Ruleset) (dataplane.Difference, error) {
 	return a, nil
 }
 
-// Audits returns the number of audits.
-func (f *Fake) Audits() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.audits
-}
+// Relinquish implements dataplane.Dataplane: another proxy takes over everything.
+func (*Fake) Relinquish(context.Context, bool) (string, error) { return "", nil }
 
 // Cleanup implements dataplane.Dataplane.
 func (f *Fake) Cleanup(context.Context, dataplane.CleanupOptions) error {
@@ -272,41 +279,6 @@ func (f *Fake) CleanupMode(context.Context, *dataplane.Ruleset) (string, error) 
 	return "", nil
 }
 
-// Drain makes CleanupMode leave everything, for a reason; an empty one ends that.
-func (f *Fake) Drain(why string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.draining = why
-}
-
-// FailCleanupMode makes every CleanupMode fail; nil ends that.
-func (f *Fake) FailCleanupMode(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.stays = err
-}
-
-// Mode returns the mode that was last applied.
-func (f *Fake) Mode() v1alpha1.ProxyMode {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.mode
-}
-
-// LackMode makes the node lack something for one mode; nil ends that.
-func (f *Fake) LackMode(mode v1alpha1.ProxyMode, why error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.lacks[mode] = why
-}
-
-// Asked returns the number of calls of Supported.
-func (f *Fake) Asked() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.asked
-}
-
 // count counts one chain for each Service, and one rule for each of its ports.
 func (f *Fake) count() dataplane.Counts {
 	out := dataplane.Counts{}
@@ -315,112 +287,4 @@ func (f *Fake) count() dataplane.Counts {
 		out[dataplane.Rules] += len(svc.Ports)
 	}
 	return out
-}
-
-// Services returns the Services in the kernel, sorted.
-func (f *Fake) Services() []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var names []string
-	for name := range f.kernel {
-		names = append(names, name.String())
-	}
-	slices.Sort(names)
-	return names
-}
-
-// Service returns a Service in the kernel; nil: it is missing.
-func (f *Fake) Service(namespace, name string) *dataplane.Service {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.kernel[dataplane.ServiceName{Namespace: namespace, Name: name}]
-}
-
-// Node returns the node that was last applied.
-func (f *Fake) Node() dataplane.Node {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.node
-}
-
-// Writes returns the number of Services written or removed.
-func (f *Fake) Writes() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.writes
-}
-
-// ChangeFacts reports changed facts of the node to Follow.
-func (f *Fake) ChangeFacts() { f.changes <- struct{}{} }
-
-// Rechecks returns the number of successful Applies with Recheck.
-func (f *Fake) Rechecks() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.rechecks
-}
-
-// Plant adds rules of no Service to the kernel.
-func (f *Fake) Plant(svc *dataplane.Service) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.kernel[svc.Name] = svc
-}
-
-// Remove removes a Service's rules from the kernel, like another program.
-func (f *Fake) Remove(namespace, name string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.kernel, dataplane.ServiceName{Namespace: namespace, Name: name})
-}
-
-// Doubt makes the next Apply full without a request, as if the kernel had been modified
-// externally.
-func (f *Fake) Doubt() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.doubts = true
-}
-
-// Fail makes every Apply, Verify and Cleanup fail; nil ends that.
-func (f *Fake) Fail(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.failure = err
-}
-
-// Lack makes the node lack something; an empty string ends that.
-func (f *Fake) Lack(what string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.unsupported = what
-	f.needsFull = true
-}
-
-// Warn makes every Apply and Verify return these warnings; none ends that.
-func (f *Fake) Warn(warnings ...string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.warnings = warnings
-}
-
-// Tries returns how often an Apply has tried to write one Service.
-func (f *Fake) Tries(namespace, name string) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.tries[dataplane.ServiceName{Namespace: namespace, Name: name}]
-}
-
-// Reject makes the kernel reject one Service; an empty reason ends that.
-func (f *Fake) Reject(namespace, name, reason string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.rejects[dataplane.ServiceName{Namespace: namespace, Name: name}] = reason
-}
-
-// Reduce makes one Service lack something that another Service has.
-func (f *Fake) Reduce(namespace, name, reason string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.reduced[dataplane.ServiceName{Namespace: namespace, Name: name}] = reason
 }

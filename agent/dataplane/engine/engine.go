@@ -1,17 +1,11 @@
-// Package engine implements Apply by the narrow operations of a data plane: it decides between
-// a pass over the changed Services and a full one, tracks which Services the kernel rejects,
-// finds those at fault among many, and follows the node's addresses. It knows no kernel.
-//
-//   - engine.go: Apply, and the operations that it needs
-//   - services.go: which Services are written, wait, or stay rejected
-//   - isolate.go: writes many Services at a time, and finds those that the kernel rejects
-//   - addresses.go: when the node's addresses have changed
 package engine
 
 import (
 	"context"
 	"errors"
 	"iter"
+	"maps"
+	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -97,18 +91,26 @@ type Engine[P any] struct {
 	// Preserved are the Services whose actual state may be newer than the plan; see Ruleset.Preserve.
 	Preserved map[dataplane.ServiceName]struct{}
 
+	// unfinished are the Services of which a part is left; see Leave. Left: by the running Change.
+	unfinished map[dataplane.ServiceName]struct{}
+	left       bool
+
 	ops   Operations
 	clock clock.PassiveClock
 	// retried is when a rejected Service of a namespace last caused a full pass.
 	retried map[string]time.Time
-	begun   chan struct{}
+	// begin closes begun.
+	begin func()
+	begun chan struct{}
 }
 
 // New returns an Engine.
 func New[P any](ops Operations, c clock.PassiveClock) *Engine[P] {
+	begun := make(chan struct{})
 	return &Engine[P]{
 		Rejected: map[dataplane.ServiceName]Rejection[P]{}, ops: ops, clock: c,
-		retried: map[string]time.Time{}, begun: make(chan struct{}),
+		unfinished: map[dataplane.ServiceName]struct{}{}, retried: map[string]time.Time{},
+		begun: begun, begin: sync.OnceFunc(func() { close(begun) }),
 	}
 }
 
@@ -116,13 +118,7 @@ func New[P any](ops Operations, c clock.PassiveClock) *Engine[P] {
 func (e *Engine[P]) Begun() <-chan struct{} { return e.begun }
 
 // Begin notes that the actual state is known.
-func (e *Engine[P]) Begin() {
-	select {
-	case <-e.begun:
-	default:
-		close(e.begun)
-	}
-}
+func (e *Engine[P]) Begin() { e.begin() }
 
 // Apply writes only the changed Services if the actual state is known, or else reads and
 // compares everything.
@@ -154,9 +150,22 @@ func (e *Engine[P]) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Result{}, err
 	}
+	clear(e.unfinished)
 	result := e.result(r, v1alpha1.SyncFull, changed+pass.Changed)
 	result.Repaired = pass.Repaired
 	return result, nil
+}
+
+// Leave notes that a Change has left Services, or a part of them, for a later Apply, because
+// Ruleset.Pause has asked for that: those of names that it has neither changed nor found rejected.
+func (e *Engine[P]) Leave(names []dataplane.ServiceName, changed map[dataplane.ServiceName]struct{}, rejected map[dataplane.ServiceName]Rejection[P]) {
+	e.left = true
+	for _, name := range names {
+		_, done := changed[name]
+		if _, tried := rejected[name]; !done && !tried {
+			e.unfinished[name] = struct{}{}
+		}
+	}
 }
 
 // Change writes the Services that have changed and the rejected ones that are due again. Done is
@@ -166,7 +175,15 @@ func (e *Engine[P]) Change(ctx context.Context, r *dataplane.Ruleset, all bool) 
 	if len(names) == 0 && !all {
 		return 0, done, nil
 	}
+	e.left = false
 	for _, part := range e.parts(r, names) {
+		if e.left {
+			e.Leave(part, nil, nil)
+			continue
+		}
+		for _, name := range part {
+			delete(e.unfinished, name)
+		}
 		n, err := e.ops.Change(ctx, r, part, all)
 		changed += n
 		if err != nil {
@@ -180,6 +197,7 @@ func (e *Engine[P]) result(r *dataplane.Ruleset, kind v1alpha1.SyncKind, changed
 	result := dataplane.Result{
 		Kind: kind, ServicesChanged: changed, Rejected: map[dataplane.ServiceName]string{},
 		Reduced: map[dataplane.ServiceName]*dataplane.Service{}, Suspected: map[dataplane.ServiceName]struct{}{},
+		Unfinished: maps.Clone(e.unfinished),
 	}
 	for name, c := range e.ops.Conflicts() {
 		result.Rejected[name], result.Reduced[name] = c.Reason, c.Served

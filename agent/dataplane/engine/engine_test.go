@@ -29,6 +29,7 @@ type plane struct {
 	rejected  map[dataplane.ServiceName]Rejection[string]
 	large     map[dataplane.ServiceName]bool
 	conflicts map[dataplane.ServiceName]Conflict
+	leaves    map[dataplane.ServiceName]struct{}
 }
 
 func (p *plane) Open(context.Context) error { return nil }
@@ -43,6 +44,15 @@ func (p *plane) Change(_ context.Context, _ *dataplane.Ruleset, names []dataplan
 	p.did = append(p.did, fmt.Sprint("change ", names, " ", all))
 	err := p.fail
 	p.fail = nil
+	if slices.ContainsFunc(names, func(n dataplane.ServiceName) bool { _, leaves := p.leaves[n]; return leaves }) {
+		done := map[dataplane.ServiceName]struct{}{}
+		for _, n := range names {
+			if _, leaves := p.leaves[n]; !leaves {
+				done[n] = struct{}{}
+			}
+		}
+		p.engine.Leave(names, done, nil)
+	}
 	return len(names), err
 }
 
@@ -125,7 +135,7 @@ func TestApply(t *testing.T) {
 	locked := errors.New("locked")
 	p.fail = locked
 	if _, err := p.engine.Apply(t.Context(), &dataplane.Ruleset{Services: all, Dirty: set("a/1")}); !errors.Is(err, locked) {
-		t.Errorf("an error that says nothing about the kernel: %v", err)
+		t.Errorf("an error that reports nothing about the kernel: %v", err)
 	}
 
 	p.large = map[dataplane.ServiceName]bool{named("a/1")[0]: true}
@@ -134,6 +144,27 @@ func TestApply(t *testing.T) {
 
 	apply("kept ones are not known", dataplane.Ruleset{Full: true, Preserve: set("a/1", "gone/1")}, "full true")
 	apply("so they take a full pass", dataplane.Ruleset{Dirty: set("a/1", "b/1")}, "change [b/1] false", "full false")
+}
+
+// TestUnfinishedServices are reported until they are written, or a full pass is made.
+func TestUnfinishedServices(t *testing.T) {
+	p := &plane{known: true}
+	p.engine = New[string](p, testclock.NewFakePassiveClock(time.Unix(0, 0)))
+	apply := func(full bool, dirty map[dataplane.ServiceName]struct{}, want ...string) {
+		t.Helper()
+		result, err := p.engine.Apply(t.Context(), &dataplane.Ruleset{Services: desired("a/1", "a/2", "b/1"), Full: full, Dirty: dirty})
+		if diff := cmp.Diff(set(want...), result.Unfinished); err != nil || diff != "" {
+			t.Errorf("%v, unfinished (-want +got):\n%s", err, diff)
+		}
+	}
+	p.leaves = set("a/1")
+	apply(false, set("a/1", "b/1"), "a/1")
+	apply(false, set("b/1"), "a/1")
+	p.large = map[dataplane.ServiceName]bool{named("a/2")[0]: true}
+	apply(false, set("a/1", "a/2"), "a/1", "a/2")
+	p.leaves = nil
+	apply(false, set("a/1"), "a/2")
+	apply(true, nil)
 }
 
 func TestRejectedServices(t *testing.T) {

@@ -2,7 +2,9 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -86,6 +88,30 @@ func TestNodePortAddresses(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestLocalhostNeedsASysctl: it is set, and declared, only where NodePorts answer on 127.0.0.1.
+func TestLocalhostNeedsASysctl(t *testing.T) {
+	const name = "net/ipv4/conf/all/route_localnet"
+	if owned := Declaration().Owns.Sysctls; !slices.Contains(owned, name) {
+		t.Errorf("the mode owns only %q", owned)
+	}
+	for localhost, want := range map[v1alpha1.Toggle]string{v1alpha1.Enabled: "1", v1alpha1.Disabled: "0"} {
+		f, directory := newFixture(t), t.TempDir()
+		file := filepath.Join(directory, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o750), os.WriteFile(file, []byte("0\n"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		f.plane.sysctls = dataplane.Sysctls(directory)
+		f.rules.Node = testNode(nodePorts(v1alpha1.NodePortsAll, localhost))
+		f.set(someServices(1)...)
+		if result := f.apply(); len(result.Warnings) > 0 {
+			t.Errorf("%s: warnings %q", localhost, result.Warnings)
+		}
+		if got, err := f.plane.sysctls.Read(name); err != nil || got != want {
+			t.Errorf("%s: the sysctl is %q (%v), want %q", localhost, got, err, want)
+		}
 	}
 }
 
@@ -197,11 +223,11 @@ func TestFailedChangeOfAddressesIsRepeated(t *testing.T) {
 
 // TestFollowsAddresses changes addresses of a real interface.
 func TestFollowsAddresses(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		run(t, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "wire")
 		run(t, "ip", "link", "set", "eth0", "up")
 		run(t, "ip", "address", "add", "192.168.0.2/24", "dev", "eth0")
-		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), newRuleset(someServices(2)...)
+		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}), newRuleset(someServices(2)...)
 		rules.Node = testNode(nodePorts(v1alpha1.NodePortsCIDRs, v1alpha1.Disabled, "192.168.0.0/16"))
 		mustApply(t, plane, rules)
 
@@ -224,7 +250,7 @@ func TestFollowsAddresses(t *testing.T) {
 			}
 			rules.Recheck = false
 			var tail []string
-			for l := range strings.SplitSeq(run(t, filepath.Join(folder, "iptables-save"), "-t", "nat"), "\n") {
+			for l := range strings.SplitSeq(run(t, filepath.Join(directory, "iptables-save"), "-t", "nat"), "\n") {
 				if _, rest, ok := strings.Cut(l, "-A KUBE-SERVICES -d 192.168."); ok {
 					ip, _, _ := strings.Cut(rest, " ")
 					tail = append(tail, "192.168."+ip)

@@ -164,9 +164,14 @@ func (d *Dataplane) setActual(name dataplane.ServiceName, p *planned) {
 	d.actual.services[name] = p
 }
 
-// fill completes a transaction that is a sweep by what the chain has now. If the programs
-// cannot list it, they may still be able to write it: then rules are replaced one by one.
+// fill completes a transaction by texts that are planned late and, if it is a sweep, by what the chain
+// has now. If the programs cannot list it, they may still be able to write it: then rules are replaced
+// one by one.
 func (t *transaction) fill(ctx context.Context, k kernel) error {
+	for _, c := range t.later {
+		t.chainText(c, c.later.of(c))
+	}
+	t.later = nil
 	if t.sweep == nil {
 		return nil
 	}

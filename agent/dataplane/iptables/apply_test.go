@@ -87,7 +87,7 @@ func (f *fixture) check(result dataplane.Result) {
 		f.Fatalf("the kernel differs from the plan: %s", strings.Join(d.Examples, "\n"))
 	}
 	if d.Counts[dataplane.Chains] != result.Counts[dataplane.Chains] || d.Counts[dataplane.Rules] != result.Counts[dataplane.Rules] {
-		f.Fatalf("result counts %d chains, %d rules; the kernel holds %d, %d", result.Counts[dataplane.Chains], result.Counts[dataplane.Rules], d.Counts[dataplane.Chains], d.Counts[dataplane.Rules])
+		f.Fatalf("result counts %d chains, %d rules; the kernel has %d, %d", result.Counts[dataplane.Chains], result.Counts[dataplane.Rules], d.Counts[dataplane.Chains], d.Counts[dataplane.Rules])
 	}
 }
 
@@ -149,9 +149,9 @@ func TestEndpointsComeAndGo(t *testing.T) {
 	if got := f.kernel.chain(t, filter, chainServices); len(got) != 0 {
 		t.Errorf("the reject rule stays: %q", got)
 	}
-	// Translation comes before the refusal goes.
+	// Translation comes before the rejection goes.
 	if w := f.kernel.writes[0]; strings.Index(w, "*nat") > strings.Index(w, "*filter") {
-		t.Errorf("the refusal goes first:\n%s", w)
+		t.Errorf("the rejection goes first:\n%s", w)
 	}
 	f.set(empty)
 	f.check(f.apply())
@@ -244,22 +244,22 @@ func TestUntrustedListRemovesNothing(t *testing.T) {
 	f.check(f.apply())
 }
 
-func TestRefusedServiceIsIsolated(t *testing.T) {
-	for _, c := range []struct{ name, refuse string }{
+func TestRejectedServiceIsIsolated(t *testing.T) {
+	for _, c := range []struct{ name, reject string }{
 		{"its endpoint", "-j DNAT --to-destination 10.180.7.2:80"},
 		{"its cluster IP", "-I KUBE-SERVICES -m comment --comment \"ns/svc7:p80 cluster IP\""},
 		{"its cluster IP, at the first load", "svc7:p80 cluster IP\" -m tcp -p tcp -d 172.30.0.8 --dport 80 -j"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFixture(t)
-			f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, c.refuse) }
+			f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, c.reject) }
 			f.set(someServices(20)...)
 			result := f.apply()
 			bad := dataplane.ServiceName{Namespace: "ns", Name: "svc7"}
 			if c.name == "its cluster IP" {
 				// The first load writes whole chains; insert it anew.
 				if len(result.Rejected) != 0 {
-					t.Fatalf("refused %v", result.Rejected)
+					t.Fatalf("rejected %v", result.Rejected)
 				}
 				f.remove(bad)
 				f.apply()
@@ -267,7 +267,7 @@ func TestRefusedServiceIsIsolated(t *testing.T) {
 				result = f.apply()
 			}
 			if len(result.Rejected) != 1 || !strings.Contains(result.Rejected[bad], "line rejected") {
-				t.Fatalf("refused: %v", result.Rejected)
+				t.Fatalf("rejected: %v", result.Rejected)
 			}
 			rules := f.kernel.chain(t, nat, chainServices)
 			if len(rules) != 19+1 {
@@ -275,19 +275,19 @@ func TestRefusedServiceIsIsolated(t *testing.T) {
 			}
 			f.set(someServices(3)[2])
 			if result = f.apply(); len(result.Rejected) != 1 {
-				t.Errorf("a change of another Service forgets the refused one: %v", result.Rejected)
+				t.Errorf("a change of another Service forgets the rejected one: %v", result.Rejected)
 			}
 			f.kernel.tables.Reject = nil
 			f.set(someServices(8)[7])
 			if result = f.apply(); len(result.Rejected) != 0 {
-				t.Errorf("still refused: %v", result.Rejected)
+				t.Errorf("still rejected: %v", result.Rejected)
 			}
 			f.check(result)
 		})
 	}
 }
 
-func TestRefusedChangeKeepsFormerRules(t *testing.T) {
+func TestRejectedChangeKeepsFormerRules(t *testing.T) {
 	f := newFixture(t)
 	f.set(someServices(3)...)
 	f.apply()
@@ -297,7 +297,7 @@ func TestRefusedChangeKeepsFormerRules(t *testing.T) {
 	f.set(bad)
 	result := f.apply()
 	if len(result.Rejected) != 1 {
-		t.Fatalf("refused %v", result.Rejected)
+		t.Fatalf("rejected %v", result.Rejected)
 	}
 	if diff := cmp.Diff(before, f.kernel.save()); diff != "" {
 		t.Errorf("rules changed (-before +after):\n%s", diff)
@@ -351,15 +351,15 @@ func TestVerifyNamesDifferences(t *testing.T) {
 	f.apply()
 	services := chainID{nat, chainServices}
 	f.kernel.set(t, services, f.kernel.chain(t, nat, chainServices)[1:]...)
-	f.kernel.set(t, chainID{nat, "KUBE-SVC-FOREIGN"})
+	f.kernel.set(t, chainID{nat, "KUBE-SVC-UNKNOWN"})
 	f.kernel.set(t, chainID{filter, "FORWARD"})
 	d, err := f.plane.Verify(context.Background(), f.rules, dataplane.VerifyOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"rule missing in KUBE-SERVICES of nat \\(Service ns/svc[01]\\)", "unexpected chain KUBE-SVC-FOREIGN in nat", "jump missing in FORWARD of filter"} {
+	for _, want := range []string{"rule missing in KUBE-SERVICES of nat \\(Service ns/svc[01]\\)", "unexpected chain KUBE-SVC-UNKNOWN in nat", "jump missing in FORWARD of filter"} {
 		if !anyMatch(want, d.Examples) {
-			t.Errorf("nothing says %q: %q", want, d.Examples)
+			t.Errorf("nothing reports %q: %q", want, d.Examples)
 		}
 	}
 	if d.Count != 1+1+4 {
@@ -367,7 +367,7 @@ func TestVerifyNamesDifferences(t *testing.T) {
 	}
 }
 
-func TestForeignRulesStay(t *testing.T) {
+func TestRulesOfOthersStay(t *testing.T) {
 	f := newFixture(t)
 	mine := []chainID{{nat, "POSTROUTING"}, {filter, "INPUT"}, {filter, chainFirewall}, {nat, "MY-CHAIN"}}
 	for _, id := range mine {
@@ -438,10 +438,10 @@ func TestEndedServiceGoesWithoutPrune(t *testing.T) {
 	}
 }
 
-// TestManyRefused: however many Services are rejected, and wherever they stand,
+// TestManyRejected: however many Services are rejected, and wherever they stand,
 // the others are served: in one pass where the program names the lines at fault,
 // else within a few. A pass that finds the same again is short.
-func TestManyRefused(t *testing.T) {
+func TestManyRejected(t *testing.T) {
 	const bad, good = 300, 20
 	for name, isBad := range map[string]func(i int) bool{
 		"first":       func(i int) bool { return i < bad },
@@ -466,7 +466,7 @@ func TestManyRefused(t *testing.T) {
 					f.rules.Full = true
 					if !mute && pass == 0 || pass == 7 {
 						if n := len(result.Rejected); n != bad {
-							t.Errorf("pass %d: %d Services refused, want %d", pass, n, bad)
+							t.Errorf("pass %d: %d Services rejected, want %d", pass, n, bad)
 						}
 						if n := len(f.kernel.chain(t, nat, chainServices)) - 1; n != good {
 							t.Errorf("pass %d: %d Services served, want %d", pass, n, good)
@@ -481,9 +481,9 @@ func TestManyRefused(t *testing.T) {
 	}
 }
 
-// TestOthersDoNotWaitForTheRefused: where a rejected Service and another change
+// TestOthersDoNotWaitForTheRejected: where a rejected Service and another change
 // at once, the other is written first.
-func TestOthersDoNotWaitForTheRefused(t *testing.T) {
+func TestOthersDoNotWaitForTheRejected(t *testing.T) {
 	f := newFixture(t)
 	f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "-m recent") }
 	services := someServices(3)
@@ -495,12 +495,12 @@ func TestOthersDoNotWaitForTheRefused(t *testing.T) {
 	f.set(&again, other)
 	result := f.apply()
 	if len(result.Rejected) != 1 || !strings.Contains(f.kernel.writes[0], "10.180.9.9:80") || strings.Contains(f.kernel.writes[0], "-m recent") {
-		t.Errorf("refused %v, writes %q", result.Rejected, f.kernel.writes)
+		t.Errorf("rejected %v, writes %q", result.Rejected, f.kernel.writes)
 	}
 }
 
-// TestAllRefused: where the kernel takes no Service, the fault is not theirs.
-func TestAllRefused(t *testing.T) {
+// TestAllRejected: where the kernel takes no Service, the fault is not theirs.
+func TestAllRejected(t *testing.T) {
 	f := newFixture(t)
 	f.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "-j DNAT") }
 	other := *someServices(20)[19]
@@ -513,7 +513,7 @@ func TestAllRefused(t *testing.T) {
 
 func TestWarnsWhereLocalhostCannotBeServed(t *testing.T) {
 	f := newFixture(t)
-	f.plane.sysctls = sysctlDirectory(filepath.Join(t.TempDir(), "absent"))
+	f.plane.sysctls = dataplane.Sysctls(filepath.Join(t.TempDir(), "absent"))
 	f.set(someServices(2)...)
 	result := f.apply()
 	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "NodePorts do not answer on 127.0.0.1") {

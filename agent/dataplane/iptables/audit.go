@@ -41,6 +41,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
+	c.flat = true
 	d.noteAddresses(c)
 	next := &audited{prune: r.Prune, preserved: len(r.Preserve)}
 	same := next.plan(d.audited, c, r.Services)
@@ -48,7 +49,9 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if last := d.audited; same && last.since.sameAs(next.since) && last.prune == r.Prune && last.preserved == next.preserved && last.unread < maxUnread {
 		last.unread++
 		last.warn(ctx, d.kernel, last)
-		return last.result, nil
+		unread := last.result
+		unread.Unread = true
+		return unread, nil
 	}
 	state, err := d.kernel.read(ctx)
 	if err != nil {
@@ -58,6 +61,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		d.entries.Store(&entries{total: state.entries()})
 	}
 	d.engine.Begin()
+	next.takeParts(state)
 	found := auditFindings(next.want, state, &scope{modes: d.modes, prune: r.Prune, preserved: engine.PreservedOf(r)})
 	next.result = dataplane.DifferenceOf(found, dataplane.VerifyOptions{Audit: true})
 	next.result.Counts = state.ours(next.want).counts()
@@ -96,10 +100,35 @@ func (a *audited) plan(last *audited, c *config, services map[dataplane.ServiceN
 			continue
 		}
 		same = false
-		plan := c.planService(svc)
-		a.want.services[name] = plan.planned()
+		if !hasParts(svc) { // see takeParts
+			a.want.services[name] = c.planned(svc)
+		}
 	}
 	return same
+}
+
+// takeParts expects large Services in parts, as this mode writes them, unless the kernel has rather
+// the one chain of kube-proxy, which removes parts late.
+func (a *audited) takeParts(state *kernelState) {
+	inParts := *a.want.config
+	inParts.flat = false
+	differing := func(p *planned) (n int) {
+		for _, c := range p.chains {
+			if have := state.chains[chainID{nat, c.name}]; have == nil || have.hash != c.hash {
+				n++
+			}
+		}
+		return n
+	}
+	for name, svc := range a.services {
+		if hasParts(svc) {
+			parts, flat := inParts.planned(svc), a.want.config.planned(svc)
+			if differing(flat) < differing(parts) {
+				parts = flat
+			}
+			a.want.services[name] = parts
+		}
+	}
 }
 
 // kind is how the kernel differs in one place: a text with chain, table, Service and rule.
@@ -168,7 +197,7 @@ func find(w *desired, k *kernelState, s *scope, report func(found)) {
 		}
 	}
 	for _, j := range missingJumps(w.config.jumps(), k) {
-		report(found{kind: jumpMissing, in: j.in(), spec: j.Rule})
+		report(found{kind: jumpMissing, in: builtIn(&j), spec: j.Rule})
 	}
 	if s.prune {
 		for _, c := range staleChains(w, k, s) {

@@ -156,8 +156,8 @@ func TestTailInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestKeysTellDifferencesApart: what lasts must be the same difference.
-func TestKeysTellDifferencesApart(t *testing.T) {
+// TestKeysDistinguishDifferences: what lasts must be the same difference.
+func TestKeysDistinguishDifferences(t *testing.T) {
 	d, k, r := auditing(t, auditedService())
 	key := func() string {
 		t.Helper()
@@ -175,7 +175,7 @@ func TestKeysTellDifferencesApart(t *testing.T) {
 	}
 	k.set(t, id, "-j RETURN")
 	if key() == first {
-		t.Error("the kernel holds something else, but the key is the same")
+		t.Error("the kernel has something else, but the key is the same")
 	}
 	k.set(t, id, "-j KUBE-SEP-SXIVWICOYRO3J4NJ")
 	s := auditedService()
@@ -201,7 +201,7 @@ func TestAuditReadsOnlyWhatMayHaveChanged(t *testing.T) {
 			t.Errorf("%s: the kernel was read %d times, want %d", when, k.reads, reads)
 		}
 	}
-	expect("at first", 1)
+	expect("initially", 1)
 	expect("nothing has happened", 1)
 	writes++
 	expect("another program has written", 2)
@@ -215,8 +215,8 @@ func TestAuditReadsOnlyWhatMayHaveChanged(t *testing.T) {
 	}
 	expect("now and then it is read anyhow", 5)
 	k.other = nil
-	expect("the kernel does not tell", 6)
-	expect("the kernel does not tell", 7)
+	expect("the kernel does not report", 6)
+	expect("the kernel does not report", 7)
 }
 
 // TestAuditWarnsNowAndThen: finding out what to warn of takes long.
@@ -233,7 +233,7 @@ func TestAuditWarnsNowAndThen(t *testing.T) {
 }
 
 // TestAuditTrustsNothing: what this agent wrote before is not what the kernel
-// holds.
+// has.
 func TestAuditTrustsNothing(t *testing.T) {
 	k := newFakeKernel()
 	d, r := newDataplane(t, k), newRuleset(auditedService())

@@ -33,15 +33,15 @@ func numberedService(family dataplane.Family, name dataplane.ServiceName, i, n i
 // many endpoints is taken for what was written, so that nothing is written
 // again.
 func TestTwoThousandEndpoints(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		for _, family := range families {
 			name := dataplane.ServiceName{Namespace: "ns", Name: "large"}
 			rules := newRuleset(numberedService(family, name, 0, 2000))
-			result := mustApply(t, New(family, Options{Programs: NewPrograms(folder, "")}), rules)
+			result := mustApply(t, New(family, Options{Programs: NewPrograms(directory, "")}), rules)
 			if len(result.Rejected) > 0 || result.Counts[dataplane.Rules] < 6000 {
-				t.Fatalf("%s: refused %v, %d rules", family, result.Rejected, result.Counts[dataplane.Rules])
+				t.Fatalf("%s: rejected %v, %d rules", family, result.Rejected, result.Counts[dataplane.Rules])
 			}
-			holdsAll(t, New(family, Options{Programs: NewPrograms(folder, "")}), rules)
+			holdsAll(t, New(family, Options{Programs: NewPrograms(directory, "")}), rules)
 		}
 	})
 }
@@ -62,7 +62,7 @@ func holdsAll(t *testing.T, plane *Dataplane, rules *dataplane.Ruleset) {
 // TestNamesOfGreatestLength: the names of chains and the comments of all kinds of
 // rules stay within what the kernel takes.
 func TestNamesOfGreatestLength(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		for _, family := range families {
 			var services []*dataplane.Service
 			for i, edit := range []func(*dataplane.Service){
@@ -86,35 +86,35 @@ func TestNamesOfGreatestLength(t *testing.T) {
 			}
 			services[1].Ports[0].Local = services[1].Ports[0].Cluster[:1]
 			rules := newRuleset(services...)
-			if result := mustApply(t, New(family, Options{Programs: NewPrograms(folder, "")}), rules); len(result.Rejected) > 0 {
-				t.Fatalf("%s: refused %v", family, result.Rejected)
+			if result := mustApply(t, New(family, Options{Programs: NewPrograms(directory, "")}), rules); len(result.Rejected) > 0 {
+				t.Fatalf("%s: rejected %v", family, result.Rejected)
 			}
-			holdsAll(t, New(family, Options{Programs: NewPrograms(folder, "")}), rules)
+			holdsAll(t, New(family, Options{Programs: NewPrograms(directory, "")}), rules)
 			// The programs cut comments that are too long.
 			command := map[dataplane.Family]string{dataplane.IPv4: "iptables-save", dataplane.IPv6: "ip6tables-save"}[family]
 			longest := "masquerade LOCAL traffic for " + portName(services[1].Name, services[1].Ports[0].Name) + " external destinations"
-			if out := run(t, filepath.Join(folder, command), "-t", "nat"); !strings.Contains(out, `"`+longest+`"`) {
+			if out := run(t, filepath.Join(directory, command), "-t", "nat"); !strings.Contains(out, `"`+longest+`"`) {
 				t.Errorf("%s: no rule has the comment %q:\n%s", family, longest, out)
 			}
 		}
 	})
 }
 
-// TestRefusedByIPTablesRestore stands a program before iptables-restore that
+// TestRejectedByIPTablesRestore stands a program before iptables-restore that
 // does not take the lines of one Service; for the others the real one runs.
-func TestRefusedByIPTablesRestore(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+func TestRejectedByIPTablesRestore(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		for family, command := range map[dataplane.Family]string{dataplane.IPv4: "iptables", dataplane.IPv6: "ip6tables"} {
 			var services []*dataplane.Service
 			for i := range 9 {
 				services = append(services, numberedService(family, dataplane.ServiceName{Namespace: "ns", Name: fmt.Sprintf("svc%d", i)}, i, 2))
 			}
-			refuseLines(t, filepath.Join(folder, command+"-restore"), services[3].Ports[0].Cluster[0].String())
-			result := mustApply(t, New(family, Options{Programs: NewPrograms(folder, "")}), newRuleset(services...))
+			rejectLines(t, filepath.Join(directory, command+"-restore"), services[3].Ports[0].Cluster[0].String())
+			result := mustApply(t, New(family, Options{Programs: NewPrograms(directory, "")}), newRuleset(services...))
 			if len(result.Rejected) != 1 || !strings.Contains(result.Rejected[services[3].Name], "no such match") {
-				t.Fatalf("%s: refused: %v", family, result.Rejected)
+				t.Fatalf("%s: rejected: %v", family, result.Rejected)
 			}
-			out := run(t, filepath.Join(folder, command+"-save"), "-t", "nat")
+			out := run(t, filepath.Join(directory, command+"-save"), "-t", "nat")
 			for i := range 9 {
 				if got, want := strings.Contains(out, fmt.Sprintf("ns/svc%d:p80 cluster IP", i)), i != 3; got != want {
 					t.Errorf("%s: svc%d programmed: %t, want %t", family, i, got, want)
@@ -124,8 +124,8 @@ func TestRefusedByIPTablesRestore(t *testing.T) {
 	})
 }
 
-// refuseLines lets a program fail whose input holds a text.
-func refuseLines(t *testing.T, program, text string) {
+// rejectLines lets a program fail whose input holds a text.
+func rejectLines(t *testing.T, program, text string) {
 	t.Helper()
 	real := filepath.Join(t.TempDir(), filepath.Base(program))
 	if err := os.Rename(program, real); err != nil {

@@ -45,7 +45,7 @@ func TestVerifyReadsWhatOthersWrote(t *testing.T) {
 			f.kernel.set(t, chainID{nat, chainServices})
 		}, 1, true},
 		{"which stays so", func() {}, 1, true},
-		{"a repair", func() { f.rules.Full = true; f.apply() }, 1, false}, // which knows what the kernel holds
+		{"a repair", func() { f.rules.Full = true; f.apply() }, 1, false}, // which knows what the kernel has
 		{"after the repair", func() {}, 0, false},
 	} {
 		before := f.kernel.reads
@@ -96,15 +96,15 @@ func TestCommitsUnderWay(t *testing.T) {
 	}{
 		{"one of ours", func() error { return c.write(1, commit(1, nil)) }, 0},
 		{"one of others", func() error { kernel++; return nil }, 1},
-		{"a refused one", func() error { return c.write(1, commit(0, errors.New("refused"))) }, 1},
-		{"one that is refused in part", func() error { return c.write(2, commit(1, errors.New("refused"))) }, 2},
+		{"a rejected one", func() error { return c.write(1, commit(0, errors.New("rejected"))) }, 1},
+		{"one that is rejected in part", func() error { return c.write(2, commit(1, errors.New("rejected"))) }, 2},
 		{"one that changes nothing", func() error { return c.write(1, commit(0, nil)) }, 2},
 		{"one of others meanwhile", func() error { return c.write(1, commit(2, nil)) }, 4},
 		{"two of ours at once", func() error {
 			return c.write(1, func() error { return errors.Join(c.write(2, commit(2, nil)), commit(1, nil)()) })
 		}, 4},
-		{"two at once, one of them refused", func() error {
-			return c.write(1, func() error { return errors.Join(c.write(2, commit(2, nil)), errors.New("refused")) })
+		{"two at once, one of them rejected", func() error {
+			return c.write(1, func() error { return errors.Join(c.write(2, commit(2, nil)), errors.New("rejected")) })
 		}, 6},
 	} {
 		before := c.own
@@ -126,12 +126,12 @@ func (k *countingKernel) read(ctx context.Context) (*kernelState, error) {
 	return k.kernel.read(ctx)
 }
 
-// TestKernelTellsWhoWrote: the real kernel counts our transactions as we do, of
+// TestKernelReportsWhoWrote: the real kernel counts our transactions as we do, of
 // both families, and those of others besides.
-func TestKernelTellsWhoWrote(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+func TestKernelReportsWhoWrote(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		commits := &Commits{}
-		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, ""), Commits: commits})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, ""), Commits: commits})
 		counting := &countingKernel{kernel: plane.kernel}
 		plane.kernel = counting
 		rules := newRuleset(someServices(3)...)
@@ -168,7 +168,7 @@ func TestKernelTellsWhoWrote(t *testing.T) {
 			change(to)
 			verify("we have written "+to, 0, false)
 		}
-		other := newTools(dataplane.IPv4, NewPrograms(folder, ""), commits) // as another family's data plane
+		other := newTools(dataplane.IPv4, NewPrograms(directory, ""), commits) // as another family's data plane
 		if err := other.find(context.Background()); err != nil {
 			t.Fatal(err)
 		}
@@ -177,9 +177,9 @@ func TestKernelTellsWhoWrote(t *testing.T) {
 		}
 		verify("another data plane has written", 0, false)
 
-		run(t, filepath.Join(folder, "iptables"), "-t", "filter", "-N", "OTHERS")
+		run(t, filepath.Join(directory, "iptables"), "-t", "filter", "-N", "OTHERS")
 		verify("others have written something else", 1, false)
-		run(t, filepath.Join(folder, "iptables"), "-t", "nat", "-F", chainServices)
+		run(t, filepath.Join(directory, "iptables"), "-t", "nat", "-F", chainServices)
 		verify("others have flushed our chain", 1, true)
 
 		// What changes nothing is not counted, and must not make up for a flush.
@@ -196,7 +196,7 @@ func TestKernelTellsWhoWrote(t *testing.T) {
 		if err := other.apply(context.Background(), empty); err != nil {
 			t.Fatal(err)
 		}
-		run(t, filepath.Join(folder, "iptables"), "-t", "nat", "-F", chainServices)
+		run(t, filepath.Join(directory, "iptables"), "-t", "nat", "-F", chainServices)
 		verify("others have flushed our chain after a write that changed nothing", 1, true)
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 )
 
 // plannedChain is a chain of one Service without its text.
@@ -21,6 +22,15 @@ type plannedChain struct {
 type planned struct {
 	chains   []plannedChain
 	dispatch []dispatchRule
+}
+
+// hashes are those of the chains, by name.
+func (p *planned) hashes() map[string]uint64 {
+	out := make(map[string]uint64, len(p.chains))
+	for _, c := range p.chains {
+		out[c.name] = c.hash
+	}
+	return out
 }
 
 func (p *servicePlan) planned() *planned {
@@ -40,10 +50,15 @@ type desired struct {
 func (c *config) plan(services map[dataplane.ServiceName]*dataplane.Service) *desired {
 	w := &desired{config: c, services: make(map[dataplane.ServiceName]*planned, len(services))}
 	for name, svc := range services {
-		plan := c.planService(svc)
-		w.services[name] = plan.planned()
+		w.services[name] = c.planned(svc)
 	}
 	return w
+}
+
+// planned plans a Service without texts.
+func (c *config) planned(svc *dataplane.Service) *planned {
+	plan := c.planTexts(svc, func(*chain) bool { return false })
+	return plan.planned()
 }
 
 // scope limits what a comparison removes.
@@ -193,7 +208,9 @@ func compareSharedChain(w *desired, k *kernelState, s *scope, c sharedChain, wan
 		if c.id == (chainID{nat, chainPostrouting}) {
 			rest, d.head = s.modes.splitHead(c.id, have)
 		}
-		d.fixed = !fixedHolds(c, rest)
+		if d.fixed = !rest.equals(c.fixed); c.mixed {
+			d.fixed = len(missingRules(c.fixed, rest)) > 0
+		}
 		return d
 	}
 	rules, tailHolds := cutTail(have.rules, c.fixed)
@@ -241,13 +258,6 @@ func (o *ownership) splitHead(id chainID, have *kernelChain) (rest *kernelChain,
 	return rest, head
 }
 
-func fixedHolds(c sharedChain, have *kernelChain) bool {
-	if c.foreign {
-		return len(missingRules(c.fixed, have)) == 0
-	}
-	return have.equals(c.fixed)
-}
-
 func missingRules(specs []string, have *kernelChain) []string {
 	return slices.DeleteFunc(slices.Clone(specs), func(spec string) bool { return have.has(ruleHash(spec)) })
 }
@@ -268,16 +278,16 @@ func cutTail(rules []kernelRule, tail []string) ([]kernelRule, bool) {
 }
 
 // missingJumps returns the jumps that the kernel lacks, in their order.
-func missingJumps(jumps []Jump, k *kernelState) []Jump {
-	return slices.DeleteFunc(slices.Clone(jumps), func(j Jump) bool { return k.chains[j.in()].has(ruleHash(j.Rule)) })
+func missingJumps(jumps []fixedrules.Jump, k *kernelState) []fixedrules.Jump {
+	return slices.DeleteFunc(slices.Clone(jumps), func(j fixedrules.Jump) bool { return k.chains[builtIn(&j)].has(ruleHash(j.Rule)) })
 }
 
 // leadNowhere reports whether all jumps lead to chains without rules of
 // Services, so that they change nothing.
-func leadNowhere(jumps []Jump, w *desired, k *kernelState) bool {
+func leadNowhere(jumps []fixedrules.Jump, w *desired, k *kernelState) bool {
 	for _, c := range w.config.sharedChains() {
 		have := k.chains[c.id]
-		if c.dispatch && have != nil && have.count > 0 && slices.ContainsFunc(jumps, func(j Jump) bool {
+		if c.dispatch && have != nil && have.count > 0 && slices.ContainsFunc(jumps, func(j fixedrules.Jump) bool {
 			target, _ := jumpTarget(j.Rule)
 			return chainID{j.Table, target} == c.id
 		}) {
@@ -307,7 +317,7 @@ func (k *kernelState) ours(w *desired) tally {
 			continue
 		}
 		t.chains++
-		if c.foreign {
+		if c.mixed {
 			t.rules += len(c.fixed) - len(missingRules(c.fixed, have))
 		} else {
 			t.rules += have.count

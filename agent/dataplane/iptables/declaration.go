@@ -48,7 +48,7 @@ func portName(svc dataplane.ServiceName, port string) string {
 	return strings.TrimSuffix(svc.String()+":"+port, ":")
 }
 
-// chainHash is the part of a chain's name that stands for one port of a
+// chainHash is the part of a chain's name that identifies one port of a
 // Service, and for one of its endpoints if endpoint is not empty.
 func chainHash(portName, protocol, endpoint string) string {
 	sum := sha256.Sum256([]byte(portName + protocol + endpoint))
@@ -62,8 +62,8 @@ func Declaration() dataplane.Declaration {
 	newOnly := func(chain string) dataplane.SharedRule {
 		return dataplane.SharedRule{Chain: filter + "/" + chain, Rule: onlyNew + " -j " + chainProxyFirewall}
 	}
-	return dataplane.Declaration{
-		Mode: v1alpha1.ModeIPTables, Precedence: 10, Baseline: true,
+	out := dataplane.Declaration{
+		Mode: v1alpha1.ModeIPTables, Precedence: 10, Baseline: true, HarmlessProbe: true,
 		Owns: dataplane.Owned{
 			Chains: []string{
 				"nat/" + chainServices, "nat/" + chainNodePorts, "nat/" + chainPostrouting, "nat/" + chainMarkMasq,
@@ -73,27 +73,33 @@ func Declaration() dataplane.Declaration {
 			Rules: []dataplane.SharedRule{
 				newOnly("INPUT"), newOnly("FORWARD"), newOnly("OUTPUT"), {Chain: nat + "/" + chainServices, Rule: untilRemoved},
 			},
-			Sysctls: []string{sysctlRouteLocalnet},
 		},
 	}
+	for _, s := range nodeSysctls() {
+		out.Owns.Sysctls = append(out.Owns.Sysctls, s.name)
+	}
+	return out
 }
 
 // ownership distinguishes the chains and rules of one mode from those of all others, as the modes declare
-// them. Modes share chains, and while a node changes from one to another, their rules stand in
-// these together.
+// them. Modes share chains, and while a node changes from one to another, these contain rules of
+// both.
 type ownership struct {
 	mode        v1alpha1.ProxyMode
 	own, others claims
+	// without are the modes that have no chains or rules of iptables.
+	without map[v1alpha1.ProxyMode]bool
 	// joined are the chains of other programs to which the mode adds rules.
 	joined []string
 }
 
 func newOwnership(self dataplane.Declaration, modes []dataplane.Declaration, joined ...string) *ownership {
-	o := &ownership{mode: self.Mode, own: newClaims(), others: newClaims(), joined: joined}
+	o := &ownership{mode: self.Mode, own: newClaims(), others: newClaims(), without: map[v1alpha1.ProxyMode]bool{}, joined: joined}
 	o.own.add(&self.Owns)
 	for i := range modes {
 		if modes[i].Mode != self.Mode {
 			o.others.add(&modes[i].Owns)
+			o.without[modes[i].Mode] = len(modes[i].Owns.Chains)+len(modes[i].Owns.Rules) == 0
 		}
 	}
 	return o
@@ -175,7 +181,7 @@ func (c *claims) declares(in chainID, hash uint64) bool {
 	return declared
 }
 
-// precedes reports whether a rule must stand before those of other modes.
+// precedes reports whether a rule must precede those of other modes.
 func (c *claims) precedes(in chainID, hash uint64) bool { return c.rules[placed{in, hash}].First }
 
 func (c *claims) asksSet(spec string) bool {

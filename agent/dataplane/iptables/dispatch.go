@@ -138,8 +138,8 @@ func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.Serv
 }
 
 // A packet of a mode that comes after this one passes filter INPUT with the address of the Service
-// as its destination, as one that nat did not translate. So if such a mode serves the node, rules
-// that drop what nat did not translate are written after nat translates: the other mode has rules
+// as its destination, as one that nat did not translate. If such a mode serves the node, rules
+// that drop what nat did not translate are therefore written after nat translates: the other mode has rules
 // of its own until then.
 
 // swapFirewallJumps replaces the jumps of other modes to KUBE-PROXY-FIREWALL by
@@ -147,7 +147,8 @@ func (p *fullPass) addDispatch(ctx context.Context, additions map[dataplane.Serv
 func (p *fullPass) swapFirewallJumps(ctx context.Context) error {
 	var t transaction
 	for _, h := range slices.Backward(p.want.config.jumps()) {
-		in, have := h.in(), p.state.chains[h.in()]
+		in := builtIn(&h)
+		have := p.state.chains[in]
 		if target, _ := jumpTarget(h.Rule); have == nil || target != chainProxyFirewall {
 			continue
 		}

@@ -10,16 +10,16 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestDriftIsToldFromWhatTheNodeChanged: that the rules no longer fit the node is
+// TestDriftIsDistinguishedFromWhatTheNodeChanged: that the rules no longer fit the node is
 // the doing of no other program.
-func TestDriftIsToldFromWhatTheNodeChanged(t *testing.T) {
+func TestDriftIsDistinguishedFromWhatTheNodeChanged(t *testing.T) {
 	f := newFixture(t)
 	f.rules.Node = testNode(nodePorts(v1alpha1.NodePortsCIDRs, v1alpha1.Enabled, "192.168.0.0/16"))
 	f.at("192.168.0.2")
 	f.set(someServices(3)...)
 	f.apply()
 	if d := f.verify(); d.Count != 0 || d.Drifted {
-		t.Errorf("at first: %+v", d)
+		t.Errorf("initially: %+v", d)
 	}
 	f.at("192.168.0.3")
 	if d := f.verify(); d.Count == 0 || d.Drifted {
@@ -127,12 +127,12 @@ func TestCanary(t *testing.T) {
 	}
 }
 
-// TestCanaryBesideRefusedServices: what the kernel has of a rejected Service is
+// TestCanaryBesideRejectedServices: what the kernel has of a rejected Service is
 // not known, but how much there is in all.
-func TestCanaryBesideRefusedServices(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+func TestCanaryBesideRejectedServices(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		rules := servicesOf(dataplane.IPv4, 3)
-		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")})
 		mustApply(t, plane, rules)
 		if !plane.kernel.legacy() {
 			return
@@ -144,17 +144,17 @@ func TestCanaryBesideRefusedServices(t *testing.T) {
 				now = count
 			}
 			if want == nil || want.total != now {
-				t.Errorf("%s: the kernel holds %d entries, expected %+v", what, now, want)
+				t.Errorf("%s: the kernel has %d entries, expected %+v", what, now, want)
 			}
 		}
 		agrees("after the first pass")
 		bad := testService("ns/svc1", "172.30.0.2", dataplane.Port{Available: true, Cluster: endpoints("10.180.77.7:80")})
-		refuseLines(t, filepath.Join(folder, "iptables-restore"), "10.180.77.7")
+		rejectLines(t, filepath.Join(directory, "iptables-restore"), "10.180.77.7")
 		rules.Services[bad.Name], rules.Dirty[bad.Name] = bad, struct{}{}
 		if result := mustApply(t, plane, rules); len(result.Rejected) != 1 {
-			t.Fatalf("refused: %v", result.Rejected)
+			t.Fatalf("rejected: %v", result.Rejected)
 		}
-		agrees("with a refused Service")
+		agrees("with a rejected Service")
 		rules.Full = true
 		mustApply(t, plane, rules)
 		agrees("after another full pass")

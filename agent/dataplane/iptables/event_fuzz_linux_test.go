@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 )
 
 // FuzzEvents reads a datagram of nf_tables events. Transactions may not depend on
@@ -21,21 +22,23 @@ func FuzzEvents(f *testing.F) {
 	f.Add(slices.Concat(ruleEvent(unix.NFT_MSG_DELRULE, "nat", chainServices, "x"), generationEvent(5, 1), generationEvent(6, 2)))
 	f.Fuzz(func(t *testing.T, datagram []byte) {
 		for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-			whole := events{family: family, modes: declared}
-			got := slices.Collect(whole.read(datagram))
+			whole := events(family, declared)
+			got := slices.Collect(whole.Read(datagram))
 			messages, err := syscall.ParseNetlinkMessage(datagram)
 			if err != nil {
 				continue // cut off: no panic is all there is to check
 			}
-			var single []commit
-			e := events{family: family, modes: declared}
+			var single []nft.Commit
+			e := events(family, declared)
 			for _, m := range messages {
-				single = append(single, slices.Collect(e.read(messageBytes(&m)))...)
+				single = append(single, slices.Collect(e.Read(messageBytes(&m)))...)
 			}
-			if !slices.Equal(got, single) || whole != e {
+			explain(t, got, messages, e.Family)
+			end := generationEvent(7, 7) // of a transaction that has not ended
+			got, single = slices.AppendSeq(got, whole.Read(end)), slices.AppendSeq(single, e.Read(end))
+			if !slices.Equal(got, single) {
 				t.Errorf("%s: %+v from one datagram, %+v from one for each message", family, got, single)
 			}
-			explain(t, got, messages, e.number())
 		}
 	})
 }
@@ -52,7 +55,7 @@ func messageBytes(m *syscall.NetlinkMessage) []byte {
 
 // explain checks that each commit is a generation message, in order, after a change
 // of a table nat or filter of the family that belongs to the same transaction.
-func explain(t *testing.T, got []commit, messages []syscall.NetlinkMessage, family byte) {
+func explain(t *testing.T, got []nft.Commit, messages []syscall.NetlinkMessage, family byte) {
 	t.Helper()
 	touched, removed := false, false
 	for _, m := range messages {
@@ -61,7 +64,7 @@ func explain(t *testing.T, got []commit, messages []syscall.NetlinkMessage, fami
 		}
 		switch kind := m.Header.Type & 0xff; kind {
 		case unix.NFT_MSG_NEWGEN:
-			if len(got) > 0 && got[0].port == m.Header.Pid && touched && (removed || !got[0].removed) {
+			if len(got) > 0 && got[0].Port == m.Header.Pid && touched && (removed || !got[0].Removed) {
 				got = got[1:]
 			}
 			touched, removed = false, false

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
@@ -23,7 +24,7 @@ func event(kind, family byte, port uint32, attributes ...[]byte) []byte {
 	for _, a := range attributes {
 		body = append(body, a...)
 	}
-	out := binary.NativeEndian.AppendUint32(nil, uint32(messageHeader+len(body)))
+	out := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(body)))
 	out = binary.NativeEndian.AppendUint16(out, unix.NFNL_SUBSYS_NFTABLES<<8|uint16(kind))
 	out = append(out, make([]byte, 6)...)
 	return append(binary.NativeEndian.AppendUint32(out, port), body...)
@@ -55,7 +56,7 @@ func TestEventsThatTouchOurs(t *testing.T) {
 		return event(kind, unix.AF_INET, 7, attribute(unix.NFTA_TABLE_NAME, name+"\x00"))
 	}
 	six := ruleEvent(deleted, "nat", chainServices, jump("x"))
-	six[messageHeader] = unix.AF_INET6
+	six[unix.SizeofNlMsghdr] = unix.AF_INET6
 	for name, tt := range map[string]struct {
 		event []byte
 		want  bool
@@ -87,20 +88,20 @@ func TestEventsThatTouchOurs(t *testing.T) {
 		"cut short":                                   {ruleEvent(deleted, "nat", chainServices, jump("x"))[:22], false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := events{family: dataplane.IPv4, modes: declared}
-			var got []commit
-			for c := range e.read(append(tt.event, generationEvent(99, 7)...)) {
+			e := events(dataplane.IPv4, declared)
+			var got []nft.Commit
+			for c := range e.Read(append(tt.event, generationEvent(99, 7)...)) {
 				got = append(got, c)
 			}
-			var want []commit
+			var want []nft.Commit
 			if tt.want {
 				removed := strings.Contains(name, "deleted") || strings.Contains(name, "deletes")
-				want = []commit{{generation: 99, port: 7, by: "iptables, PID 4711", removed: removed}}
+				want = []nft.Commit{{Generation: 99, Port: 7, By: "iptables, PID 4711", Removed: removed}}
 			}
-			if diff := cmp.Diff(want, got, cmp.AllowUnexported(commit{})); diff != "" && name != "cut short" {
+			if diff := cmp.Diff(want, got); diff != "" && name != "cut short" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if e.touched || e.removed {
+			for range e.Read(generationEvent(100, 7)) {
 				t.Error("the next transaction counts as well")
 			}
 		})
@@ -124,14 +125,14 @@ func TestRemovalsAreSure(t *testing.T) {
 			var got []dataplane.Change
 			w := eventWatch{
 				commits: &Commits{count: func() (uint32, error) { return 99, nil }},
-				events:  events{family: dataplane.IPv4, modes: declared},
+				events:  events(dataplane.IPv4, declared),
 				changed: func(c dataplane.Change) { got = append(got, c) },
 			}
 			var datagram []byte
 			for _, e := range append(tt.events, generationEvent(99, 7)) {
 				datagram = append(datagram, e...)
 			}
-			for c := range w.events.read(datagram) {
+			for c := range w.events.Read(datagram) {
 				w.undecided = append(w.undecided, c)
 			}
 			w.judge()
@@ -159,13 +160,13 @@ func TestRemovalsAreSure(t *testing.T) {
 
 // TestEventsOverSeveralDatagrams: a transaction may be reported in many.
 func TestEventsOverSeveralDatagrams(t *testing.T) {
-	e := events{family: dataplane.IPv4, modes: declared}
-	for range e.read(append(ruleEvent(unix.NFT_MSG_DELRULE, "nat", chainServices, "x"), ruleEvent(unix.NFT_MSG_NEWRULE, "nat", "MINE", "x")...)) {
+	e := events(dataplane.IPv4, declared)
+	for range e.Read(append(ruleEvent(unix.NFT_MSG_DELRULE, "nat", chainServices, "x"), ruleEvent(unix.NFT_MSG_NEWRULE, "nat", "MINE", "x")...)) {
 		t.Error("a transaction that has not ended")
 	}
 	n := 0
-	for c := range e.read(append(append(chainEvent(unix.NFT_MSG_NEWCHAIN, "nat", "MINE"), generationEvent(5, 1)...), generationEvent(6, 2)...)) {
-		if n++; c.generation != 5 {
+	for c := range e.Read(append(append(chainEvent(unix.NFT_MSG_NEWCHAIN, "nat", "MINE"), generationEvent(5, 1)...), generationEvent(6, 2)...)) {
+		if n++; c.Generation != 5 {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -209,9 +210,9 @@ func TestAuthors(t *testing.T) {
 		expect("beside others, theirs", g, 1, others)
 		expect("beside others, a process of an earlier write", g, 100, others)
 	}
-	write(2, 1, 102, errors.New("refused in part"))
-	expect("refused in part, ours", first+6, 102, ourselves)
-	expect("refused in part, theirs", first+6, 1, others)
+	write(2, 1, 102, errors.New("rejected in part"))
+	expect("rejected in part, ours", first+6, 102, ourselves)
+	expect("rejected in part, theirs", first+6, 1, others)
 	for range 2 * maxSpans {
 		write(1, 1, 103, nil)
 	}
@@ -222,42 +223,34 @@ func TestAuthors(t *testing.T) {
 // TestProgramsAreKnownByTheirPort: the port of a program's netlink socket is its
 // process, on the real kernel.
 func TestProgramsAreKnownByTheirPort(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
-		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
+	onRealKernel(t, func(t *testing.T, directory string) {
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")})
 		if err := plane.Supported(t.Context(), &dataplane.Ruleset{}); err != nil {
 			t.Fatal(err)
 		}
 		if plane.kernel.legacy() {
 			return
 		}
-		var got []commit
-		w := eventWatch{commits: &Commits{}, events: events{family: dataplane.IPv4, modes: declared}}
-		file, err := subscribe()
-		if err != nil {
+		var got []nft.Commit
+		w := eventWatch{commits: &Commits{}, events: events(dataplane.IPv4, declared)}
+		if err := w.subscribe(); err != nil {
 			t.Fatal(err)
 		}
-		defer file.Close()
-		conn, err := file.SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := conn.Control(func(fd uintptr) { w.socket = int(fd) }); err != nil {
-			t.Fatal(err)
-		}
+		defer w.file.Close()
 		if err := w.listen(true); err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command(folder+"/iptables", "-t", "nat", "-N", "KUBE-SVC-X")
+		cmd := exec.Command(directory+"/iptables", "-t", "nat", "-N", "KUBE-SVC-X")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		buffer := make([]byte, 64<<10)
 		for len(got) == 0 {
-			n, err := receive(conn, buffer)
+			n, err := w.file.Read(buffer)
 			if err != nil {
 				t.Fatal(err)
 			}
-			for c := range w.events.read(buffer[:n]) {
+			for c := range w.events.Read(buffer[:n]) {
 				got = append(got, c)
 			}
 		}
@@ -265,7 +258,7 @@ func TestProgramsAreKnownByTheirPort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if pid := uint32(cmd.ProcessState.Pid()); got[0].port != pid || got[0].generation != generation {
+		if pid := uint32(cmd.ProcessState.Pid()); got[0].Port != pid || got[0].Generation != generation {
 			t.Errorf("%+v, want port %d, generation %d", got[0], pid, generation)
 		}
 	})

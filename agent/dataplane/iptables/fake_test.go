@@ -9,7 +9,7 @@ import (
 )
 
 // fakeKernel is a model of the kernel that counts what is done to it, and fails
-// where a test says so.
+// where a test asks for it.
 type fakeKernel struct {
 	modeled
 	tables   *iptablesmodel.Kernel
@@ -19,7 +19,7 @@ type fakeKernel struct {
 	unread   error    // returned by read
 	unlisted error    // returned by list
 	warn     []string // about the variant
-	other    *uint32  // counts what others write; nil: it does not tell
+	other    *uint32  // counts what others write; nil: it does not report
 }
 
 func newFakeKernel() *fakeKernel {
@@ -78,7 +78,7 @@ func (k *fakeKernel) chain(t *testing.T, in table, name string) []string {
 	return rules
 }
 
-// set makes a chain hold these rules, whatever it held.
+// set gives a chain these rules, whatever it had.
 func (k *fakeKernel) set(t *testing.T, id chainID, rules ...string) {
 	t.Helper()
 	if err := k.tables.SetChain(id.table, id.name, rules...); err != nil {

@@ -10,76 +10,34 @@ import (
 	"sync/atomic"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 )
 
-// Fixed are chains with all of their rules and the jumps from built-in chains
-// to them. Rules are as iptables-restore reads them, without "-A CHAIN".
-type Fixed struct {
-	Chains []FixedChain
-	// Jumps are in the order that they have in each built-in chain.
-	Jumps []Jump
-}
+func ownChain(c *fixedrules.Chain) chainID { return chainID{c.Table, c.Name} }
 
-// FixedChain is a chain with exactly these rules, in this order.
-type FixedChain struct {
-	Table string // filter or nat
-	Name  string
-	// Rules may use MASQUERADE --random-fully. FixedRules removes the option if iptables does not
-	// know it.
-	Rules []string
-}
-
-func (c *FixedChain) id() chainID { return chainID{c.Table, c.Name} }
-
-// Jump is a rule of a built-in chain, among rules of other programs.
-type Jump struct {
-	Table string // filter or nat
-	Chain string // such as PREROUTING
-	Rule  string
-}
-
-func (j *Jump) in() chainID { return chainID{j.Table, j.Chain} }
-
-// FixedState compares the kernel to a Fixed.
-type FixedState struct {
-	// Findings are all differences. Their keys begin with "iptables "; the key of a place changes
-	// only with its desired or actual state.
-	Findings []dataplane.Finding
-	// Chains and Rules count what the kernel has of the desired chains and the jumps to them.
-	Chains, Rules int
-	// Warnings are problems of the variant of iptables in use, human-readable.
-	Warnings []string
-}
-
-// Counts are the numbers of chains and rules, jumps included.
-func (f *Fixed) Counts() (chains, rules int) {
-	rules = len(f.Jumps)
-	for i := range f.Chains {
-		rules += len(f.Chains[i].Rules)
-	}
-	return len(f.Chains), rules
-}
+// builtIn is the chain that a jump is in.
+func builtIn(j *fixedrules.Jump) chainID { return chainID{j.Table, j.Chain} }
 
 type fixedDiff struct {
 	chains []chainDiff
-	jumps  []Jump // missing ones
+	jumps  []fixedrules.Jump // missing ones
 }
 
 type chainDiff struct {
-	chain *FixedChain
+	chain *fixedrules.Chain
 	have  *kernelChain // nil: missing
 	// beside are the rules of other modes in the chain, which stay until these modes are removed.
 	// They come after first and before rest, the two parts of the chain's own rules.
 	beside, first, rest []string
 }
 
-func compareFixed(want *Fixed, k *kernelState, o *ownership) fixedDiff {
+func compareFixed(want *fixedrules.Rules, k *kernelState, o *ownership) fixedDiff {
 	d := fixedDiff{jumps: missingJumps(want.Jumps, k)}
 	for i := range want.Chains {
 		c := &want.Chains[i]
-		diff := chainDiff{chain: c, have: k.chains[c.id()]}
-		diff.beside = besideFixed(c.id(), diff.have, o)
-		diff.first, diff.rest = split(c.Rules, func(rule string) bool { return o.own.precedes(c.id(), ruleHash(rule)) })
+		diff := chainDiff{chain: c, have: k.chains[ownChain(c)]}
+		diff.beside = besideFixed(ownChain(c), diff.have, o)
+		diff.first, diff.rest = split(c.Rules, func(rule string) bool { return o.own.precedes(ownChain(c), ruleHash(rule)) })
 		if !diff.asDesired() {
 			d.chains = append(d.chains, diff)
 		}
@@ -155,14 +113,14 @@ func (d *fixedDiff) findings() []dataplane.Finding {
 		out = append(out, dataplane.Finding{Key: "iptables " + f.key(), Text: f.String()})
 	}
 	for _, c := range d.chains {
-		f := found{kind: chainMissing, in: c.chain.id(), want: hashOf(c.chain.Rules)}
+		f := found{kind: chainMissing, in: ownChain(c.chain), want: hashOf(c.chain.Rules)}
 		if c.have != nil {
 			f.kind, f.have = fixedDiffer, c.have.hash
 		}
 		add(f)
 	}
 	for _, j := range d.jumps {
-		add(found{kind: jumpMissing, in: j.in(), spec: j.Rule})
+		add(found{kind: jumpMissing, in: builtIn(&j), spec: j.Rule})
 	}
 	return out
 }
@@ -187,7 +145,7 @@ type FixedRules struct {
 
 	supported bool
 	// actual is what the kernel has, if since lasts.
-	actual *Fixed
+	actual *fixedrules.Rules
 	since  moment
 	// unread counts the comparisons since the rules were read.
 	unread  int
@@ -231,7 +189,7 @@ func (f *FixedRules) Supported(ctx context.Context) error {
 // Apply writes what differs from the desired state and reports whether that was anything. Rules of
 // other modes in shared chains stay and go on serving; everything else in our chains that is not
 // desired is removed.
-func (f *FixedRules) Apply(ctx context.Context, want Fixed) (changed bool, err error) {
+func (f *FixedRules) Apply(ctx context.Context, want fixedrules.Rules) (changed bool, err error) {
 	if err := f.kernel.find(ctx); err != nil {
 		return false, err
 	}
@@ -255,7 +213,7 @@ func (f *FixedRules) Apply(ctx context.Context, want Fixed) (changed bool, err e
 }
 
 // understood is the desired state without what the programs do not know.
-func (f *FixedRules) understood(want Fixed) Fixed {
+func (f *FixedRules) understood(want fixedrules.Rules) fixedrules.Rules {
 	if f.kernel.randomFully() {
 		return want
 	}
@@ -272,7 +230,7 @@ func (f *FixedRules) understood(want Fixed) Fixed {
 
 // unchanged reports whether the kernel had the desired state, and no other program has written
 // since.
-func (f *FixedRules) unchanged(want *Fixed, now moment) bool {
+func (f *FixedRules) unchanged(want *fixedrules.Rules, now moment) bool {
 	return f.since.sameAs(now) && reflect.DeepEqual(f.actual, want)
 }
 
@@ -282,7 +240,7 @@ func (f *FixedRules) forget() {
 }
 
 // note notes that the kernel has the desired state.
-func (f *FixedRules) note(want *Fixed, since moment) {
+func (f *FixedRules) note(want *fixedrules.Rules, since moment) {
 	f.unread, f.actual, f.since = 0, want, since
 	if total, ok := f.kernel.entries(); ok {
 		chains, rules := want.Counts()
@@ -293,12 +251,12 @@ func (f *FixedRules) note(want *Fixed, since moment) {
 
 // Compare compares the kernel to the desired state and writes nothing. The kernel is not read if no
 // other program has written rules since it had that state. Rules of other modes are no difference.
-func (f *FixedRules) Compare(ctx context.Context, want Fixed) (FixedState, error) {
+func (f *FixedRules) Compare(ctx context.Context, want fixedrules.Rules) (fixedrules.State, error) {
 	if err := f.kernel.find(ctx); err != nil {
-		return FixedState{}, err
+		return fixedrules.State{}, err
 	}
 	want = f.understood(want)
-	var out FixedState
+	var out fixedrules.State
 	since := momentOf(f.kernel)
 	if f.unchanged(&want, since) && f.unread < maxUnread {
 		f.unread++
@@ -308,12 +266,12 @@ func (f *FixedRules) Compare(ctx context.Context, want Fixed) (FixedState, error
 	}
 	state, err := f.kernel.read(ctx)
 	if err != nil {
-		return FixedState{}, err
+		return fixedrules.State{}, err
 	}
 	d := compareFixed(&want, state, f.modes)
 	out.Findings, out.Rules = d.findings(), len(want.Jumps)-len(d.jumps)
 	for i := range want.Chains {
-		id := want.Chains[i].id()
+		id := ownChain(&want.Chains[i])
 		if have := state.chains[id]; have != nil {
 			out.Chains++
 			out.Rules += have.count - len(besideFixed(id, have, f.modes))
@@ -331,9 +289,5 @@ func (f *FixedRules) Compare(ctx context.Context, want Fixed) (FixedState, error
 // jumps, until ctx is done; see dataplane.Observer. It begins after the first
 // successful Apply or Compare that found no difference.
 func (f *FixedRules) Watch(ctx context.Context, changed func(dataplane.Change)) {
-	select {
-	case <-ctx.Done():
-	case <-f.begun:
-		watchRules(ctx, f.kernel, &f.entries, changed)
-	}
+	watchRules(ctx, f.begun, f.kernel, &f.entries, changed)
 }

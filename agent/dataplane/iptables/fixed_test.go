@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -74,7 +75,7 @@ func makeSets(t *testing.T, family dataplane.Family) {
 
 // ipvsRules are rules as mode IPVS has them, of each form that it uses. Before are
 // written first into nat KUBE-SERVICES.
-func ipvsRules(family dataplane.Family, before ...string) Fixed {
+func ipvsRules(family dataplane.Family, before ...string) fixedrules.Rules {
 	set := func(name, directions string) string {
 		return "-m set --match-set " + setNameOf(family, name) + " " + directions
 	}
@@ -92,28 +93,28 @@ func ipvsRules(family dataplane.Family, before ...string) Fixed {
 		set("CLUSTER-IP", "dst,dst") + " -j ACCEPT",
 	})
 	const mark = "0x4000"
-	out := Fixed{Chains: []FixedChain{
-		{"nat", "KUBE-SERVICES", services},
-		{"nat", "KUBE-NODE-PORT", []string{"-p tcp " + set("NODE-PORT-TCP", "dst") + " -j KUBE-MARK-MASQ"}},
-		{"nat", "KUBE-LOAD-BALANCER", []string{"-j KUBE-MARK-MASQ"}},
-		{"nat", "KUBE-MARK-MASQ", []string{"-j MARK --or-mark " + mark}},
-		{"nat", "KUBE-POSTROUTING", []string{
+	out := fixedrules.Rules{Chains: []fixedrules.Chain{
+		{Table: "nat", Name: "KUBE-SERVICES", Rules: services},
+		{Table: "nat", Name: "KUBE-NODE-PORT", Rules: []string{"-p tcp " + set("NODE-PORT-TCP", "dst") + " -j KUBE-MARK-MASQ"}},
+		{Table: "nat", Name: "KUBE-LOAD-BALANCER", Rules: []string{"-j KUBE-MARK-MASQ"}},
+		{Table: "nat", Name: "KUBE-MARK-MASQ", Rules: []string{"-j MARK --or-mark " + mark}},
+		{Table: "nat", Name: "KUBE-POSTROUTING", Rules: []string{
 			set("LOOP-BACK", "dst,dst,src") + " -j MASQUERADE",
 			"-m mark ! --mark " + mark + "/" + mark + " -j RETURN", "-j MARK --xor-mark " + mark,
 			`-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`,
 		}},
-		{"filter", "KUBE-FORWARD", []string{"-m mark --mark " + mark + "/" + mark + " -j ACCEPT", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"}},
-		{"filter", "KUBE-NODE-PORT", []string{set("HEALTH-CHECK-NODE-PORT", "dst") + " -j ACCEPT"}},
-		{"filter", "KUBE-PROXY-FIREWALL", []string{set("LOAD-BALANCER-FW", "dst,dst") + " -j KUBE-SOURCE-RANGES-FIREWALL"}},
-		{"filter", "KUBE-SOURCE-RANGES-FIREWALL", []string{set("LOAD-BALANCER-SOURCE-CIDR", "dst,dst,src") + " -j RETURN", "-j DROP"}},
-		{"filter", "KUBE-IPVS-FILTER", []string{
+		{Table: "filter", Name: "KUBE-FORWARD", Rules: []string{"-m mark --mark " + mark + "/" + mark + " -j ACCEPT", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"}},
+		{Table: "filter", Name: "KUBE-NODE-PORT", Rules: []string{set("HEALTH-CHECK-NODE-PORT", "dst") + " -j ACCEPT"}},
+		{Table: "filter", Name: "KUBE-PROXY-FIREWALL", Rules: []string{set("LOAD-BALANCER-FW", "dst,dst") + " -j KUBE-SOURCE-RANGES-FIREWALL"}},
+		{Table: "filter", Name: "KUBE-SOURCE-RANGES-FIREWALL", Rules: []string{set("LOAD-BALANCER-SOURCE-CIDR", "dst,dst,src") + " -j RETURN", "-j DROP"}},
+		{Table: "filter", Name: "KUBE-IPVS-FILTER", Rules: []string{
 			set("CLUSTER-IP", "dst,dst") + " -j RETURN", set("HEALTH-CHECK-NODE-PORT", "dst") + " -j RETURN",
 			"-m conntrack --ctstate NEW " + set("IPVS-IPS", "dst") + " -j REJECT",
 		}},
-		{"filter", "KUBE-IPVS-OUT-FILTER", nil},
+		{Table: "filter", Name: "KUBE-IPVS-OUT-FILTER"},
 	}}
 	jump := func(table, from, to, comment string) {
-		out.Jumps = append(out.Jumps, Jump{table, from, `-m comment --comment "` + comment + `" -j ` + to})
+		out.Jumps = append(out.Jumps, fixedrules.Jump{Table: table, Chain: from, Rule: `-m comment --comment "` + comment + `" -j ` + to})
 	}
 	jump("nat", "PREROUTING", "KUBE-SERVICES", "kubernetes service portals")
 	jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals")
@@ -128,7 +129,7 @@ func ipvsRules(family dataplane.Family, before ...string) Fixed {
 }
 
 // applies applies rules and reports whether that changed anything.
-func applies(t *testing.T, k *FixedRules, want Fixed) bool {
+func applies(t *testing.T, k *FixedRules, want fixedrules.Rules) bool {
 	t.Helper()
 	changed, err := k.Apply(context.Background(), want)
 	if err != nil {
@@ -137,7 +138,7 @@ func applies(t *testing.T, k *FixedRules, want Fixed) bool {
 	return changed
 }
 
-func compareFixedRules(t *testing.T, k *FixedRules, want Fixed) FixedState {
+func compareFixedRules(t *testing.T, k *FixedRules, want fixedrules.Rules) fixedrules.State {
 	t.Helper()
 	state, err := k.Compare(context.Background(), want)
 	if err != nil {
@@ -147,7 +148,7 @@ func compareFixedRules(t *testing.T, k *FixedRules, want Fixed) FixedState {
 }
 
 // texts are the findings' texts and keys, sorted.
-func texts(state FixedState) (texts, keys []string) {
+func texts(state fixedrules.State) (texts, keys []string) {
 	for _, f := range state.Findings {
 		texts, keys = append(texts, f.Text), append(keys, f.Key)
 	}
@@ -160,13 +161,13 @@ func texts(state FixedState) (texts, keys []string) {
 // whatever form iptables-save prints it, and what others change is found and
 // written again.
 func TestFixedRulesOnTheRealKernel(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		for _, family := range families {
 			makeSets(t, family)
-			program := filepath.Join(folder, commandOf(family))
+			program := filepath.Join(directory, commandOf(family))
 			run(t, program, "-A", "INPUT", "-p", "icmp", "-j", "ACCEPT")
 			want, fresh := ipvsRules(family), func() *FixedRules {
-				return NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")})
+				return NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(directory, "")})
 			}
 			k := fresh()
 			if missing, _ := texts(compareFixedRules(t, k, want)); len(missing) != len(want.Chains)+len(want.Jumps) {
@@ -230,22 +231,22 @@ func withoutCounters(save string) string {
 // between both modes' rules stand together, and each time nothing is left of the
 // one that was left.
 func TestModesFollowEachOtherOnTheRealKernel(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		for _, family := range families {
 			makeSets(t, family)
-			followEachOther(t, family, folder)
+			followEachOther(t, family, directory)
 		}
 	})
 }
 
-func followEachOther(t *testing.T, family dataplane.Family, folder string) {
+func followEachOther(t *testing.T, family dataplane.Family, directory string) {
 	t.Helper()
 	commits := &Commits{}
-	plane := New(family, Options{Modes: twoModes(), Programs: NewPrograms(folder, ""), Commits: commits})
-	fixed := NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, ""), Commits: commits})
+	plane := New(family, Options{Modes: twoModes(), Programs: NewPrograms(directory, ""), Commits: commits})
+	fixed := NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(directory, ""), Commits: commits})
 	rules, want := switchRuleset(family), ipvsRules(family)
 	save := func() []string {
-		return slices.Sorted(strings.Lines(withoutCounters(run(t, filepath.Join(folder, commandOf(family)+"-save")))))
+		return slices.Sorted(strings.Lines(withoutCounters(run(t, filepath.Join(directory, commandOf(family)+"-save")))))
 	}
 	clean := func() {
 		t.Helper()
@@ -255,14 +256,14 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	}
 	leave := func() {
 		t.Helper()
-		if err := fixed.CleanupMode(context.Background()); err != nil {
+		if err := fixed.CleanupMode(context.Background(), v1alpha1.ModeIPTables); err != nil {
 			t.Fatal(err)
 		}
 	}
 	mustApply(t, plane, rules)
 	inIPTables := save()
 	applies(t, fixed, want)
-	if applies(t, NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")}), want) {
+	if applies(t, NewFixedRules(serversMode(), family, Options{Modes: twoModes(), Programs: NewPrograms(directory, "")}), want) {
 		t.Errorf("%s: beside mode IPTables it is written twice", family)
 	}
 	clean()
@@ -277,7 +278,7 @@ func followEachOther(t *testing.T, family dataplane.Family, folder string) {
 	for range 2 {
 		rules.Full = true
 		mustApply(t, plane, rules)
-		if d, err := New(family, Options{Modes: twoModes(), Programs: NewPrograms(folder, "")}).Verify(context.Background(), rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
+		if d, err := New(family, Options{Modes: twoModes(), Programs: NewPrograms(directory, "")}).Verify(context.Background(), rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
 			t.Errorf("%s: beside mode IPVS: %+v, %v", family, d, err)
 		}
 		leave()
@@ -321,9 +322,12 @@ func TestFixedRulesWritesNothingTwice(t *testing.T) {
 	kernel.other = &others
 	k := NewFixedRules(serversMode(), dataplane.IPv4, Options{Modes: twoModes(), Model: iptablesmodel.NewKernel()})
 	k.kernel = kernel
-	want := Fixed{
-		Chains: []FixedChain{{"nat", chainMarkMasq, []string{"-j MARK --or-mark 0x4000"}}, {"filter", chainForward, []string{"-j " + chainNodePort}}, {"filter", chainNodePort, nil}},
-		Jumps:  []Jump{{"filter", "INPUT", "-j " + chainForward}, {"filter", "INPUT", "-j " + chainNodePort}},
+	want := fixedrules.Rules{
+		Chains: []fixedrules.Chain{
+			{Table: "nat", Name: chainMarkMasq, Rules: []string{"-j MARK --or-mark 0x4000"}},
+			{Table: "filter", Name: chainForward, Rules: []string{"-j " + chainNodePort}}, {Table: "filter", Name: chainNodePort},
+		},
+		Jumps: []fixedrules.Jump{{Table: "filter", Chain: "INPUT", Rule: "-j " + chainForward}, {Table: "filter", Chain: "INPUT", Rule: "-j " + chainNodePort}},
 	}
 	if !applies(t, k, want) || applies(t, k, want) || len(kernel.writes) != 1 || kernel.reads != 1 {
 		t.Errorf("%d reads, written: %q", kernel.reads, kernel.writes)
@@ -352,7 +356,7 @@ func TestFixedRulesWritesNothingTwice(t *testing.T) {
 	}
 }
 
-func TestFixedRulesTellsWhatIsMissing(t *testing.T) {
+func TestFixedRulesReportsWhatIsMissing(t *testing.T) {
 	kernel := &lackingKernel{fakeKernel: newFakeKernel(), missing: []string{"set", "ipvs"}}
 	k := NewFixedRules(serversMode(), dataplane.IPv4, Options{Modes: twoModes()})
 	k.kernel = kernel
@@ -379,8 +383,8 @@ func (k *lackingKernel) lacks(context.Context, []string) ([]string, error) { ret
 
 // TestLackingMatches asks this machine's programs.
 func TestLackingMatches(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
-		tool := newTools(dataplane.IPv4, NewPrograms(folder, ""), &Commits{})
+	onRealKernel(t, func(t *testing.T, directory string) {
+		tool := newTools(dataplane.IPv4, NewPrograms(directory, ""), &Commits{})
 		if err := tool.find(context.Background()); err != nil {
 			t.Fatal(err)
 		}

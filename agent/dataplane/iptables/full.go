@@ -10,6 +10,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 )
 
 // applyFull compares the kernel to the desired state and writes the
@@ -152,6 +153,9 @@ func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	for _, d := range diffs {
 		t.writeShared(d)
 	}
+	if err := t.fill(ctx, p.kernel); err != nil {
+		return false, err
+	}
 	err := p.write(ctx, t)
 	switch {
 	case isRejection(err):
@@ -180,7 +184,7 @@ func (p *fullPass) tooManyFor(diffs []*sharedDiff) bool {
 // writeRejections adds missing filter rules before chains
 // of Services change, because what those no longer translate must meet them at
 // once; what is translated meets none of them. What the kernel rejects
-// is left to writeDispatch, which finds the Services at fault. So is a filter chain that
+// is left to writeDispatch, which finds the Services at fault, as is a filter chain that
 // is missing altogether: before a first load nothing is translated.
 func (p *fullPass) writeRejections(ctx context.Context) error {
 	var missing []ownedRule
@@ -222,10 +226,14 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 	return p.faults.Write(names, func(batch []dataplane.ServiceName) error {
 		c := &calls{limit: p.faults.Capacity}
 		p.addChains(c, batch, different)
-		for _, t := range c.list {
+		for i, t := range c.list {
+			if err := t.fill(ctx, p.kernel); err != nil {
+				return err
+			}
 			if err := p.write(ctx, t); err != nil {
 				return err
 			}
+			c.list[i] = nil // with its text
 		}
 		return nil
 	})
@@ -233,8 +241,8 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 
 func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different map[dataplane.ServiceName][]string) {
 	for _, name := range names {
-		plan := p.want.config.planService(p.ruleset.Services[name])
 		differs := sets.New(different[name]...)
+		plan := p.want.config.postpone(p.ruleset.Services[name], func(c *chain) bool { return differs.Has(c.name) })
 		change := &serviceChange{}
 		for i := range plan.chains {
 			chain := &plan.chains[i]
@@ -253,16 +261,16 @@ func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different 
 // writeJumps inserts the missing jumps at the head of built-in
 // chains, the last one first, which puts them in order. The chains that they lead to are complete or
 // empty.
-func (p *fullPass) writeJumps(ctx context.Context, missing []Jump) error {
+func (p *fullPass) writeJumps(ctx context.Context, missing []fixedrules.Jump) error {
 	if len(missing) == 0 {
 		return nil
 	}
 	var t transaction
 	for _, j := range slices.Backward(missing) {
-		t.insertRule(j.in(), j.Rule)
+		t.insertRule(builtIn(&j), j.Rule)
 	}
 	if err := p.write(ctx, &t); err != nil {
-		first := missing[0].in()
+		first := builtIn(&missing[0])
 		return fmt.Errorf("insert %d jumps from built-in chains, the first %q in %s %s: %w", len(missing), missing[0].Rule, first.table, first.name, err)
 	}
 	return nil
@@ -302,10 +310,7 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 
 // warnings report what could not be done besides the rules of Services.
 func (p *fullPass) warnings() []string {
-	var out []string
-	if w := p.routeLocalnet(p.want.config); w != "" {
-		out = append(out, w)
-	}
+	out := p.tune(p.want.config)
 	stuck := slices.Sorted(maps.Keys(p.scope.stuck))
 	for _, name := range stuck[:min(len(stuck), dataplane.MaxExamples-len(out))] {
 		out = append(out, fmt.Sprintf("chain %s of table nat belongs to no Service and cannot be deleted, because rules that are not ours jump to it; remove those rules", name))

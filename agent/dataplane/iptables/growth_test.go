@@ -21,6 +21,13 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
+// TestGrowthTogether: nor do addresses times endpoints take time, with session affinity, which adds
+// rules to those without.
+func TestGrowthTogether(t *testing.T) {
+	c := testConfig(t)
+	growth.Service(t, dataplanetest.SizedWithAffinity, func(s *dataplane.Service) { c.planService(s) })
+}
+
 // manyPorts is a Service of a number of ports that have no endpoints, which is one rule in
 // table filter each, or that have one.
 func manyPorts(n int, available bool) *dataplane.Service {
@@ -36,9 +43,9 @@ func manyPorts(n int, available bool) *dataplane.Service {
 	return s
 }
 
-// TestGrowthOfRefusalsThatAreMissing: after another program has flushed a chain of table
+// TestGrowthOfRejectionsThatAreMissing: after another program has flushed a chain of table
 // filter, each rule costs the same, however many there are.
-func TestGrowthOfRefusalsThatAreMissing(t *testing.T) {
+func TestGrowthOfRejectionsThatAreMissing(t *testing.T) {
 	type given struct {
 		plane *Dataplane
 		rules *dataplane.Ruleset

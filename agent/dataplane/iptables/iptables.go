@@ -1,28 +1,10 @@
-// Package iptables programs a Ruleset with iptables rules.
-//
-// Chains, names and hashes are kube-proxy's, so that tools and habits built on
-// them still work and a node can be taken over in place. Planning (plan.go,
-// node.go) and comparing (compare.go, transaction.go) are pure. Only tools_linux.go, apply.go,
-// full.go and partial.go read and write the kernel.
-//
-// Other data planes use
-//
-//   - FixedRules, for iptables rules that they need besides (fixed.go), and PodMatch,
-//     ForwardRules and PostroutingRules (node.go)
-//   - Commits, which knows who has changed nf_tables (commits_linux.go, watch_linux.go)
-//
-// Which chains and rules are whose is read from the declarations of the modes (declaration.go).
 package iptables
 
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"reflect"
-	"strings"
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -124,7 +106,7 @@ type Dataplane struct {
 	kernel  kernel
 	proc    string
 	sysctl  string // where support of the family is read
-	sysctls sysctlDirectory
+	sysctls dataplane.Sysctls
 	// interfaceIPs reads the addresses of the node's interfaces. It is called
 	// from several goroutines.
 	interfaceIPs func() ([]netip.Addr, error)
@@ -173,7 +155,7 @@ var (
 
 // New makes a Dataplane for one IP family. It runs nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
-	sysctls := sysctlDirectory(o.SysctlDirectory)
+	sysctls := dataplane.Sysctls(o.SysctlDirectory)
 	o.complete()
 	d := &Dataplane{
 		family:  family,
@@ -188,7 +170,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	d.kernel = newKernel(family, d.modes, &o)
 	d.engine = engine.New[planned](operations{d}, clock.RealClock{})
 	if o.Model == nil {
-		d.sysctls = sysctlDirectory(o.SysctlDirectory)
+		d.sysctls = dataplane.Sysctls(o.SysctlDirectory)
 	} else {
 		d.interfaceIPs = func() ([]netip.Addr, error) { return o.Model.Addresses(), nil }
 	}
@@ -234,7 +216,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	now := momentOf(d.kernel) // before reading: what comes later is noticed next time
 	if want == d.actual && d.seen.sameAs(now) && d.unread < maxUnread {
 		d.unread++
-		return dataplane.Difference{Counts: d.tally.counts(), Warnings: d.kernel.warnings(ctx)}, nil
+		return dataplane.Difference{Counts: d.tally.counts(), Unread: true, Warnings: d.kernel.warnings(ctx)}, nil
 	}
 	state, err := d.kernel.read(ctx)
 	if err != nil {
@@ -288,7 +270,7 @@ const terseAbove = 1000
 func (d *Dataplane) config(r *dataplane.Ruleset) (*config, error) {
 	facts := kernelFacts{randomFully: d.kernel.randomFully()}
 	// Absent if the kernel has no connection tracking yet: not liberal.
-	if value, err := d.sysctls.read("net/netfilter/nf_conntrack_tcp_be_liberal"); err == nil {
+	if value, err := d.sysctls.Read("net/netfilter/nf_conntrack_tcp_be_liberal"); err == nil {
 		facts.liberal = value != "0"
 	}
 	var err error
@@ -309,38 +291,19 @@ func (d *Dataplane) config(r *dataplane.Ruleset) (*config, error) {
 	return c, nil
 }
 
-// sysctlDirectory has sysctls as files, by names such as net/ipv4/ip_forward. Empty: it has none, and
-// ignores writes.
-type sysctlDirectory string
-
-func (f sysctlDirectory) read(name string) (string, error) {
-	if f == "" {
-		return "", fs.ErrNotExist
+// tune sets the sysctls that the rules need. It returns warnings of those that it cannot set.
+func (d *Dataplane) tune(c *config) []string {
+	var warnings []string
+	for _, s := range nodeSysctls() {
+		if !s.needed(c) {
+			continue
+		}
+		if value, err := d.sysctls.Read(s.name); err == nil && value == s.value {
+			continue
+		}
+		if err := d.sysctls.Write(s.name, s.value); err != nil {
+			warnings = append(warnings, fmt.Sprintf("%s: %v; let the agent write it (in a container by --sysctl-directory, as config/agent/daemonset.yaml does), or %s", s.without, err, s.instead))
+		}
 	}
-	text, err := os.ReadFile(filepath.Join(string(f), name))
-	return strings.TrimSpace(string(text)), err //nolint:wrapcheck // it names the file
-}
-
-func (f sysctlDirectory) write(name, value string) error {
-	if f == "" {
-		return nil
-	}
-	return os.WriteFile(filepath.Join(string(f), name), []byte(value), 0o644) //nolint:wrapcheck // it names the file
-}
-
-const sysctlRouteLocalnet = "net/ipv4/conf/all/route_localnet"
-
-// routeLocalnet lets NodePorts answer on 127.0.0.1. It returns a warning if
-// that is not possible.
-func (d *Dataplane) routeLocalnet(c *config) string {
-	if !c.nodePorts.Localhost {
-		return ""
-	}
-	if value, err := d.sysctls.read(sysctlRouteLocalnet); err == nil && value == "1" {
-		return ""
-	}
-	if err := d.sysctls.write(sysctlRouteLocalnet, "1"); err != nil {
-		return fmt.Sprintf("NodePorts do not answer on 127.0.0.1: %v; let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does), or set spec.settings.nodePorts.localhost to Disabled", err)
-	}
-	return ""
+	return warnings
 }

@@ -50,7 +50,7 @@ func (k *kernelState) entries() int {
 	n := policiesAndEnds
 	for id, c := range k.chains {
 		n += c.count
-		if !isBuiltin(id.name) {
+		if !slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, id.name) {
 			n += 2
 		}
 	}
@@ -73,10 +73,6 @@ func (k *kernelState) rulesOf(t table) int {
 		}
 	}
 	return n
-}
-
-func isBuiltin(chain string) bool {
-	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain)
 }
 
 // eachLine calls do for each line of iptables-save, with its table.
@@ -153,7 +149,7 @@ func (c *kernelChain) add(spec string, withRules bool) {
 	c.hash = chainRule(c.hash, h)
 	c.count++
 	if withRules {
-		c.rules = append(c.rules, kernelRule{hash: h, spec: strings.Clone(spec)})
+		c.rules = append(c.rules, kernelRule{hash: h, spec: spec}) // nearly all of its line
 	} else if i := strings.LastIndex(spec, jump); i >= 0 && isServiceChain(spec[i+len(jump):]) {
 		c.jumps = append(c.jumps, strings.Clone(spec[i+len(jump):]))
 	}

@@ -30,7 +30,7 @@ var variants = map[string]string{"nf_tables": "xtables-nft-multi", "legacy": "xt
 
 // onRealKernel runs a test with each variant of iptables in a network namespace
 // of its own, which goes with the test's thread.
-func onRealKernel(t *testing.T, test func(t *testing.T, folder string)) {
+func onRealKernel(t *testing.T, test func(t *testing.T, directory string)) {
 	for variant, program := range variants {
 		t.Run(variant, func(t *testing.T) {
 			if os.Geteuid() != 0 {
@@ -44,16 +44,16 @@ func onRealKernel(t *testing.T, test func(t *testing.T, folder string)) {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				t.Fatal(err)
 			}
-			folder := t.TempDir()
+			directory := t.TempDir()
 			for _, name := range []string{"iptables", "ip6tables"} {
 				for _, end := range []string{"", "-restore", "-save"} {
-					if err := os.Symlink(path, filepath.Join(folder, name+end)); err != nil {
+					if err := os.Symlink(path, filepath.Join(directory, name+end)); err != nil {
 						t.Fatal(err)
 					}
 				}
 			}
 			run(t, "ip", "link", "set", "lo", "up")
-			test(t, folder)
+			test(t, directory)
 		})
 	}
 }
@@ -89,18 +89,18 @@ func mustApply(t *testing.T, d *Dataplane, r *dataplane.Ruleset) dataplane.Resul
 	return result
 }
 
-// TestKernelHoldsThePlan makes random changes and compares what iptables-save
-// prints to a fresh plan after each. So the comparison itself is proven on what
+// TestKernelHasThePlan makes random changes and compares what iptables-save
+// prints to a fresh plan after each. The comparison itself is thereby proven on what
 // the programs really print.
-func TestKernelHoldsThePlan(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+func TestKernelHasThePlan(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		for _, family := range families {
-			holdThePlan(t, family, folder)
+			holdThePlan(t, family, directory)
 		}
 	})
 }
 
-func holdThePlan(t *testing.T, family dataplane.Family, folder string) {
+func holdThePlan(t *testing.T, family dataplane.Family, directory string) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(7, 7))
 	random := func() *dataplane.Service {
@@ -110,7 +110,7 @@ func holdThePlan(t *testing.T, family dataplane.Family, folder string) {
 		}
 		return s
 	}
-	plane, rules := New(family, Options{Programs: NewPrograms(folder, "")}), newRuleset()
+	plane, rules := New(family, Options{Programs: NewPrograms(directory, "")}), newRuleset()
 	if family == dataplane.IPv6 {
 		rules.Node.Addresses = addrs("2001:db8::2")
 	}
@@ -126,9 +126,9 @@ func holdThePlan(t *testing.T, family dataplane.Family, folder string) {
 		}
 		result := mustApply(t, plane, rules)
 		if len(result.Rejected) > 0 {
-			t.Fatalf("%s: refused: %v", family, result.Rejected)
+			t.Fatalf("%s: rejected: %v", family, result.Rejected)
 		}
-		fresh := New(family, Options{Programs: NewPrograms(folder, "")})
+		fresh := New(family, Options{Programs: NewPrograms(directory, "")})
 		d, err := fresh.Verify(context.Background(), rules, dataplane.VerifyOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -158,7 +158,7 @@ func inIPv6(s *dataplane.Service) {
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		p.Local = slices.Clone(p.Local) // it may share the memory of the other list
-		for _, list := range [][]netip.AddrPort{p.Cluster, p.Local, p.Members} {
+		for _, list := range [][]netip.AddrPort{p.Cluster, p.Local, p.LocalEndpoints} {
 			for j := range list {
 				list[j] = netip.AddrPortFrom(six(list[j].Addr()), list[j].Port())
 			}
@@ -167,18 +167,18 @@ func inIPv6(s *dataplane.Service) {
 }
 
 func TestRestartRewritesNoRule(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		rules := newRuleset(someServices(20)...)
-		mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules)
+		mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}), rules)
 		dump := func() string {
 			if strings.HasSuffix(t.Name(), "nf_tables") {
 				return run(t, "nft", "-a", "list", "ruleset") // with the handles of rules
 			}
-			return run(t, filepath.Join(folder, "iptables-save"), "-c")
+			return run(t, filepath.Join(directory, "iptables-save"), "-c")
 		}
 		before := dump()
 		rules.Full = true
-		if result := mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules); result.ServicesChanged != 0 {
+		if result := mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}), rules); result.ServicesChanged != 0 {
 			t.Errorf("result %+v", result)
 		}
 		if diff := cmp.Diff(strings.Split(stamp(before), "\n"), strings.Split(stamp(dump()), "\n")); diff != "" {
@@ -187,7 +187,7 @@ func TestRestartRewritesNoRule(t *testing.T) {
 	})
 }
 
-// stamp takes out the lines in which iptables-save tells the time.
+// stamp takes out the lines in which iptables-save prints the time.
 func stamp(save string) string {
 	var out []string
 	for l := range strings.SplitSeq(save, "\n") {
@@ -199,20 +199,20 @@ func stamp(save string) string {
 }
 
 func TestCleanupLeavesTheKernelAsItWas(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
-		tool := filepath.Join(folder, "iptables")
+	onRealKernel(t, func(t *testing.T, directory string) {
+		tool := filepath.Join(directory, "iptables")
 		run(t, tool, "-N", "KUBE-FIREWALL")
 		run(t, tool, "-A", "INPUT", "-j", "KUBE-FIREWALL")
 		run(t, tool, "-A", "OUTPUT", "-j", "KUBE-FIREWALL")
 		run(t, tool, "-A", "KUBE-FIREWALL", "-s", "192.0.2.1", "-j", "DROP")
 		run(t, tool, "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.1", "-j", "MASQUERADE")
-		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), newRuleset(someServices(3)...)
+		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}), newRuleset(someServices(3)...)
 		mustApply(t, plane, rules)
 		if err := plane.Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		var left []string
-		for l := range strings.SplitSeq(run(t, filepath.Join(folder, "iptables-save")), "\n") {
+		for l := range strings.SplitSeq(run(t, filepath.Join(directory, "iptables-save")), "\n") {
 			if strings.HasPrefix(l, "-A ") || strings.HasPrefix(l, ":KUBE") {
 				left = append(left, l)
 			}
@@ -229,11 +229,11 @@ func TestCleanupLeavesTheKernelAsItWas(t *testing.T) {
 }
 
 // TestLockedByAnotherProcess holds the lock that programs of the legacy variant
-// share: nothing is half written, and the message says what to do.
+// share: nothing is half written, and the message explains what to do.
 func TestLockedByAnotherProcess(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		nft := strings.HasSuffix(t.Name(), "nf_tables")
-		file := filepath.Join(folder, "lock")
+		file := filepath.Join(directory, "lock")
 		t.Setenv("XTABLES_LOCKFILE", file)
 		lock, err := os.Create(file)
 		if err != nil {
@@ -243,7 +243,7 @@ func TestLockedByAnotherProcess(t *testing.T) {
 		if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 			t.Fatal(err)
 		}
-		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), newRuleset(someServices(3)...)
+		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}), newRuleset(someServices(3)...)
 		_, err = plane.Apply(context.Background(), rules)
 		if nft { // knows no lock: the kernel's transactions take its place
 			if err != nil {
@@ -254,7 +254,7 @@ func TestLockedByAnotherProcess(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "another process holds the xtables lock") {
 			t.Fatalf("error %v", err)
 		}
-		if out := run(t, filepath.Join(folder, "iptables-save")); strings.Contains(out, "KUBE-SVC") {
+		if out := run(t, filepath.Join(directory, "iptables-save")); strings.Contains(out, "KUBE-SVC") {
 			t.Errorf("half written:\n%s", out)
 		}
 		if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_UN); err != nil {
@@ -272,16 +272,16 @@ func TestProgramsMissingOrTooOld(t *testing.T) {
 		"strange":     {"busybox", "no iptables version found"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			folder := t.TempDir()
+			directory := t.TempDir()
 			if c.version != "" {
 				for _, p := range []string{"iptables", "iptables-restore", "iptables-save"} {
 					script := fmt.Sprintf("#!/bin/sh\necho '%s'\n", c.version)
-					if err := os.WriteFile(filepath.Join(folder, p), []byte(script), 0o755); err != nil {
+					if err := os.WriteFile(filepath.Join(directory, p), []byte(script), 0o755); err != nil {
 						t.Fatal(err)
 					}
 				}
 			}
-			plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
+			plane := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")})
 			err := plane.Supported(context.Background(), &dataplane.Ruleset{})
 			if !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want %q", err, c.want)
@@ -296,7 +296,7 @@ func TestProgramsMissingOrTooOld(t *testing.T) {
 // TestConnections opens real connections in a namespace that is node and
 // endpoint at once.
 func TestConnections(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		run(t, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "wire")
 		for _, ip := range []string{"10.180.0.1/32", "10.180.1.1/32", "192.168.0.2/24"} {
 			run(t, "ip", "address", "add", ip, "dev", "eth0")
@@ -319,7 +319,7 @@ func TestConnections(t *testing.T) {
 		closed.LoadBalancerIPs = addrs("203.0.113.5")
 		closed.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 
-		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), newRuleset(plain, sticky, local, empty, closed)
+		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}), newRuleset(plain, sticky, local, empty, closed)
 		mustApply(t, plane, rules)
 
 		for _, to := range []string{"172.30.0.1:80", "203.0.113.1:80", "203.0.113.2:80", "192.168.0.2:30080", "127.0.0.1:30080"} {
@@ -398,7 +398,7 @@ func dial(to string) (string, error) {
 		return "", err
 	}
 	defer unix.Close(fd)
-	// A refusal by the node itself reaches the socket with the second SYN only, a
+	// A rejection by the node itself reaches the socket with the second SYN only, a
 	// second after the first: while it sends, the socket takes no errors.
 	wait := unix.NsecToTimeval(int64(2500 * time.Millisecond))
 	for _, option := range []int{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
@@ -430,19 +430,19 @@ func uninterrupted(call func() error) error {
 	}
 }
 
-// TestForeignJumpsAndManyStaleChains ends so many Services that their chains do
+// TestJumpsOfOthersAndManyStaleChains ends so many Services that their chains do
 // not go in one call, while an administrator's rule jumps to one of them.
-func TestForeignJumpsAndManyStaleChains(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+func TestJumpsOfOthersAndManyStaleChains(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		rules := newRuleset()
 		for i := range 230 {
 			s := benchService(i, 0)
 			rules.Services[s.Name] = s
 		}
-		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")})
 		mustApply(t, plane, rules)
 		used := plane.actual.services[dataplane.ServiceName{Namespace: "ns", Name: "svc200"}].chains[10].name
-		tool := filepath.Join(folder, "iptables")
+		tool := filepath.Join(directory, "iptables")
 		run(t, tool, "-t", "nat", "-N", "MINE")
 		run(t, tool, "-t", "nat", "-A", "MINE", "-j", used)
 		for i := range 225 {
@@ -459,21 +459,21 @@ func TestForeignJumpsAndManyStaleChains(t *testing.T) {
 		run(t, tool, "-t", "nat", "-F", "MINE")
 		rules.Full = true
 		result = mustApply(t, plane, rules)
-		if d, err := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}).Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 || len(result.Warnings) != 0 {
+		if d, err := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}).Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count != 0 || len(result.Warnings) != 0 {
 			t.Errorf("differences %+v, %v, warnings %q", d, err, result.Warnings)
 		}
 	})
 }
 
-// TestRefusedByTheKernel gives a rule that the program reads and the nf_tables
+// TestRejectedByTheKernel gives a rule that the program reads and the nf_tables
 // kernel does not take: the failure is not taken for a lock.
-func TestRefusedByTheKernel(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+func TestRejectedByTheKernel(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		services := someServices(3)
 		services[2].Name.Namespace = "other"
 		rules := newRuleset(services...)
 		rules.Node = testNode(func(s *v1alpha1.ProxySettings) { s.DetectLocal.ClusterCIDRs = []string{"0.0.0.0/0"} })
-		_, err := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}).Apply(t.Context(), rules)
+		_, err := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}).Apply(t.Context(), rules)
 		if strings.HasSuffix(t.Name(), "legacy") { // takes this rule, which never matches
 			if err != nil {
 				t.Error(err)

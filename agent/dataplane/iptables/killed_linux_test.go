@@ -21,8 +21,8 @@ func TestNothingWritesAfterAKilledAgent(t *testing.T) {
 		tools.restore = program
 		t.Fatal(tools.apply(context.Background(), "*nat\nCOMMIT\n"))
 	}
-	folder := t.TempDir()
-	program, started := filepath.Join(folder, "iptables-restore"), filepath.Join(folder, "pid")
+	directory := t.TempDir()
+	program, started := filepath.Join(directory, "iptables-restore"), filepath.Join(directory, "pid")
 	script := "#!/bin/sh\necho $$ >" + started + ".new && mv " + started + ".new " + started + " && exec sleep 600\n"
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)

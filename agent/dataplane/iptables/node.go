@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -34,7 +35,7 @@ func newConfig(family dataplane.Family, n *dataplane.Node, facts kernelFacts) (*
 		c.nodeIP = n.Addresses[0]
 	}
 	var err error
-	if c.podMatch, err = PodMatch(family, n); err != nil {
+	if c.podMatch, err = fixedrules.PodMatch(family, n); err != nil {
 		return nil, err
 	}
 	if c.nodePorts, err = dataplane.NodePortsOf(family, n); err != nil {
@@ -44,21 +45,21 @@ func newConfig(family dataplane.Family, n *dataplane.Node, facts kernelFacts) (*
 	return c, nil
 }
 
-// PodMatch is the match of an iptables rule for traffic of local pods, such as
-// "-s 10.244.0.0/16". It is empty where nothing is known of this family's pods.
-// The error names the field that cannot be read.
-func PodMatch(family dataplane.Family, n *dataplane.Node) (string, error) {
-	pods, err := dataplane.PodTrafficOf(family, n)
-	switch {
-	case err != nil || !pods.Known():
-		return "", err
-	case pods.Source.IsValid():
-		return "-s " + pods.Source.String(), nil
-	case pods.Prefix:
-		return "-i " + pods.Interface + "+", nil
-	default:
-		return "-i " + pods.Interface, nil
-	}
+// sysctl is a value that rules need.
+type sysctl struct {
+	name, value string
+	needed      func(*config) bool
+	// without is what does not work if the agent cannot write it, and instead what else to do then.
+	without, instead string
+}
+
+// nodeSysctls are all that the mode may set.
+func nodeSysctls() []sysctl {
+	return []sysctl{{
+		name: "net/ipv4/conf/all/route_localnet", value: "1",
+		needed:  func(c *config) bool { return c.nodePorts.Localhost },
+		without: "NodePorts do not answer on 127.0.0.1", instead: "set spec.settings.nodePorts.localhost to Disabled",
+	}}
 }
 
 // inNodePortRanges returns those of the interfaces' addresses that NodePorts answer on, sorted; nil
@@ -75,19 +76,19 @@ func (c *config) inNodePortRanges(interfaceIPs []netip.Addr) []netip.Addr {
 const onlyNew = "-m conntrack --ctstate NEW"
 
 // jumps are those from built-in chains, in the order that they have there.
-func (c *config) jumps() []Jump {
-	jump := func(t table, from, target, note, match string) Jump {
+func (c *config) jumps() []fixedrules.Jump {
+	jump := func(t table, from, target, note, match string) fixedrules.Jump {
 		if note != "" {
 			note = commentMatch(note)
 		}
-		return Jump{t, from, join(match, note, "-j "+target)}
+		return fixedrules.Jump{Table: t, Chain: from, Rule: join(match, note, "-j "+target)}
 	}
 	const (
 		portals  = "kubernetes service portals"
 		external = "kubernetes externally-visible service portals"
 		firewall = "kubernetes load balancer firewall"
 	)
-	out := []Jump{
+	out := []fixedrules.Jump{
 		jump(nat, "PREROUTING", chainServices, portals, ""),
 		jump(nat, "OUTPUT", chainServices, portals, ""),
 		jump(nat, "POSTROUTING", chainPostrouting, "kubernetes postrouting rules", ""),
@@ -104,7 +105,7 @@ func (c *config) jumps() []Jump {
 		jump(filter, "OUTPUT", chainServices, portals, onlyNew),
 	}
 	if !c.nodePorts.Localhost {
-		out = slices.DeleteFunc(out, func(j Jump) bool { return j.Rule == "-j "+chainFirewall })
+		out = slices.DeleteFunc(out, func(j fixedrules.Jump) bool { return j.Rule == "-j "+chainFirewall })
 	}
 	return out
 }
@@ -117,12 +118,12 @@ type sharedChain struct {
 	fixed []string
 	// dispatch: the chain has rules of Services, in any order, before fixed.
 	dispatch bool
-	// foreign: other programs have rules in it, too, which stay.
-	foreign bool
+	// mixed: other programs have rules in it, too, which stay.
+	mixed bool
 }
 
 func (c *config) sharedChains() []sharedChain {
-	forward := ForwardRules(c.mark)
+	forward := fixedrules.Forward(c.mark)
 	if c.dropInvalid {
 		forward = slices.Insert(forward, 0, "-m conntrack --ctstate INVALID -j DROP")
 	}
@@ -133,45 +134,19 @@ func (c *config) sharedChains() []sharedChain {
 		{id: chainID{filter, chainProxyFirewall}, dispatch: true},
 		{id: chainID{filter, chainForward}, fixed: forward},
 		{id: chainID{nat, chainMarkMasq}, fixed: []string{"-j MARK --or-mark " + c.mark}},
-		{id: chainID{nat, chainPostrouting}, fixed: PostroutingRules(c.mark, c.randomFully)},
+		{id: chainID{nat, chainPostrouting}, fixed: fixedrules.Postrouting(c.mark, c.randomFully)},
 		{id: chainID{nat, chainNodePorts}, dispatch: true},
 		{id: chainID{nat, chainServices}, dispatch: true, fixed: c.nodePortTail()},
 	}
 	// Otherwise the chain and its jumps are the kubelet's business. kube-proxy
 	// makes them anyway, without rules.
 	if c.nodePorts.Localhost {
-		out = append(out, sharedChain{id: chainID{filter, chainFirewall}, foreign: true, fixed: []string{
+		out = append(out, sharedChain{id: chainID{filter, chainFirewall}, mixed: true, fixed: []string{
 			join(commentMatch("block incoming localnet connections"), "-d 127.0.0.0/8 ! -s 127.0.0.0/8",
 				"-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", "-j DROP"),
 		}})
 	}
 	return out
-}
-
-// ForwardRules accept what is marked to be masqueraded, and packets of accepted
-// connections. They are the rules of filter KUBE-FORWARD that
-// every mode has; a mark is such as 0x4000.
-func ForwardRules(mark string) []string {
-	return []string{
-		join(commentMatch("kubernetes forwarding rules"), "-m mark --mark "+mark+"/"+mark, "-j ACCEPT"),
-		join(commentMatch("kubernetes forwarding conntrack rule"), "-m conntrack --ctstate RELATED,ESTABLISHED", "-j ACCEPT"),
-	}
-}
-
-// PostroutingRules masquerade what is marked. They are the rules of nat
-// KUBE-POSTROUTING that every mode has, the last ones there.
-func PostroutingRules(mark string, randomFully bool) []string {
-	masquerade := join(commentMatch("kubernetes service traffic requiring SNAT"), "-j MASQUERADE")
-	if randomFully {
-		masquerade += " --random-fully"
-	}
-	return []string{
-		"-m mark ! --mark " + mark + "/" + mark + " -j RETURN",
-		// Cleared first, so that a packet that passes the stack again is not
-		// masqueraded twice.
-		"-j MARK --xor-mark " + mark,
-		masquerade,
-	}
 }
 
 // nodePortTail are the last rules of nat KUBE-SERVICES: what matched no Service

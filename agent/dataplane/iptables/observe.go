@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
 // noteAddresses notes what changes of addresses are to be compared to.
@@ -55,25 +56,24 @@ func (d *Dataplane) applyAddresses(ctx context.Context, r *dataplane.Ruleset) (b
 
 // Watch implements dataplane.Observer. It begins after the first successful Apply.
 func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
-	select {
-	case <-ctx.Done():
-	case <-d.engine.Begun():
-		watchRules(ctx, d.kernel, &d.entries, changed)
-	}
+	watchRules(ctx, d.engine.Begun(), d.kernel, &d.entries, changed)
 }
 
 const subscribePause = time.Second
 
-// watchRules calls changed for changes by others, until ctx is done: by the events
+// watchRules calls changed for changes by others, from begun until ctx is done: by the events
 // of the nf_tables kernel, or by the sizes of the legacy one's tables.
-func watchRules(ctx context.Context, k kernel, expected *atomic.Pointer[entries], changed func(dataplane.Change)) {
+func watchRules(ctx context.Context, begun <-chan struct{}, k kernel, expected *atomic.Pointer[entries], changed func(dataplane.Change)) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-begun:
+	}
 	for {
 		// After an error only verifications notice changes.
 		_ = k.watch(ctx, expected, changed)
-		select {
-		case <-ctx.Done():
+		if !pause.For(ctx, clock.RealClock{}, subscribePause) {
 			return
-		case <-time.After(subscribePause):
 		}
 		changed(dataplane.Change{}) // from before the next attempt
 	}

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -40,6 +40,7 @@ type parted struct {
 	*fixture
 	kernel  *stepKernel
 	ports   int
+	ranges  int // sources that may use its load-balancer IP
 	longest int // rules of a chain that packets may pass
 	calls   int
 }
@@ -64,10 +65,21 @@ func (p *parted) huge(affinity, from, to int) *dataplane.Service {
 		}
 		ports = append(ports, port)
 	}
-	return &dataplane.Service{
+	svc := &dataplane.Service{
 		Name: dataplane.ServiceName{Namespace: "ns", Name: "huge"}, ClusterIP: netip.MustParseAddr(hugeIP), Ports: ports,
 		AffinitySeconds: int32(affinity),
 	}
+	if p.ranges > 0 {
+		svc.LoadBalancerIPs = addrs("203.0.113.7")
+	}
+	for i := range p.ranges {
+		svc.SourceRanges = append(svc.SourceRanges, hugeRange(i))
+	}
+	return svc
+}
+
+func hugeRange(i int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 19, byte(i >> 8), byte(i)}), 32)
 }
 
 func hugeEndpoint(i int) netip.AddrPort {
@@ -75,7 +87,7 @@ func hugeEndpoint(i int) netip.AddrPort {
 }
 
 // applied applies as watched does and compares the kernel to a fresh plan.
-func (p *parted) applied(from, to int, other iptablesmodel.Fate) {
+func (p *parted) applied(from, to int, other kernelmodel.Fate) {
 	p.Helper()
 	p.check(p.watched(from, to, other))
 }
@@ -83,7 +95,7 @@ func (p *parted) applied(from, to int, other iptablesmodel.Fate) {
 // watched applies, and after each call looks at its size and at packets: those to the huge
 // Service are delivered to endpoints from one number up to another, or all have the other
 // fate.
-func (p *parted) watched(from, to int, other iptablesmodel.Fate) dataplane.Result {
+func (p *parted) watched(from, to int, other kernelmodel.Fate) dataplane.Result {
 	p.Helper()
 	p.calls = 0
 	p.kernel.after = func(input string) {
@@ -111,9 +123,9 @@ func (p *parted) watched(from, to int, other iptablesmodel.Fate) dataplane.Resul
 }
 
 // expect traces a packet to an address.
-func (p *parted) expect(to string, other iptablesmodel.Fate, endpoint func(netip.AddrPort) bool) {
+func (p *parted) expect(to string, other kernelmodel.Fate, endpoint func(netip.AddrPort) bool) {
 	p.Helper()
-	outcomes, err := p.kernel.tables.Trace(iptablesmodel.Packet{
+	outcomes, err := p.kernel.tables.Trace(kernelmodel.Packet{
 		Protocol: "tcp", In: "eth0", Source: netip.MustParseAddr("10.244.7.7"), Destination: netip.MustParseAddrPort(to),
 	})
 	if err != nil {
@@ -124,7 +136,7 @@ func (p *parted) expect(to string, other iptablesmodel.Fate, endpoint func(netip
 	}
 	share := 0.0
 	for _, o := range outcomes {
-		if o.Fate != iptablesmodel.Delivered || !endpoint(o.Endpoint) {
+		if o.Fate != kernelmodel.Delivered || !endpoint(o.Endpoint) {
 			p.Fatalf("call %d: a packet to %s: %s %s by %v", p.calls, to, o.Fate, o.Endpoint, o.Path)
 		}
 		share += o.Share
@@ -157,7 +169,7 @@ func TestHugeServiceIsWrittenInParts(t *testing.T) {
 			all := c.ports * c.endpoints * 3 / batchRules // chains of endpoints alone
 
 			p.set(p.huge(c.affinity, 0, c.endpoints))
-			p.applied(0, c.endpoints, iptablesmodel.Passed)
+			p.applied(0, c.endpoints, kernelmodel.Passed)
 			p.expectCalls("creation", all)
 
 			p.set(p.huge(c.affinity, c.endpoints/2, c.endpoints*3/2)) // half of them are others
@@ -165,18 +177,18 @@ func TestHugeServiceIsWrittenInParts(t *testing.T) {
 			p.expectCalls("change", all/2)
 
 			p.set(p.huge(c.affinity, 0, 0))
-			p.applied(0, c.endpoints*3/2, iptablesmodel.Rejected)
+			p.applied(0, c.endpoints*3/2, kernelmodel.Rejected)
 			p.expectCalls("loss of all endpoints", all/3)
 
 			p.set(p.huge(c.affinity, 0, c.endpoints))
 			p.rules.Full = true
-			p.applied(0, c.endpoints, iptablesmodel.Rejected)
+			p.applied(0, c.endpoints, kernelmodel.Rejected)
 			if c.ports*c.endpoints*4 > largeRules {
 				p.expectCalls("creation by a full pass", all)
 			}
 
 			p.remove(p.huge(0, 0, 0).Name)
-			p.applied(0, c.endpoints, iptablesmodel.Passed)
+			p.applied(0, c.endpoints, kernelmodel.Passed)
 			p.expectCalls("removal", all/3)
 		})
 	}
@@ -220,7 +232,7 @@ func TestManyRulesInSharedChainsAreWrittenInParts(t *testing.T) {
 		huge.LoadBalancerIPs = append(huge.LoadBalancerIPs, netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}))
 	}
 	p.set(huge)
-	p.applied(0, 1, iptablesmodel.Passed)
+	p.applied(0, 1, kernelmodel.Passed)
 	p.expectCalls("a first load", largeRules/batchRules)
 	p.expect("198.18.0.199:100", "", func(e netip.AddrPort) bool { return e == hugeEndpoint(0) })
 }
@@ -229,11 +241,11 @@ func TestManyRulesInSharedChainsAreWrittenInParts(t *testing.T) {
 func TestChangeIsInOneCallIfItFits(t *testing.T) {
 	p := newParted(t, 3, 100)
 	p.set(p.huge(0, 0, 2))
-	p.applied(0, 2, iptablesmodel.Passed)
+	p.applied(0, 2, kernelmodel.Passed)
 	for _, endpoints := range []int{5, 3, 0, 4} {
 		p.set(p.huge(0, 0, endpoints))
 		p.set(someServices(2)...)
-		p.applied(0, 5, iptablesmodel.Rejected)
+		p.applied(0, 5, kernelmodel.Rejected)
 		if p.calls != 1 {
 			t.Errorf("%d endpoints: %d calls", endpoints, p.calls)
 		}
@@ -266,31 +278,32 @@ func TestLinesAreCounted(t *testing.T) {
 // alone, and what is no longer desired is removed.
 func TestRejectedInTheMiddle(t *testing.T) {
 	for name, c := range map[string]struct {
-		ports, endpoints, affinity int
-		line                       string // that is rejected
+		ports, endpoints, ranges int
+		line                     string // that is rejected
 	}{
 		"a rule of a shared chain": {40, 50, 0, `-I KUBE-SERVICES -m comment --comment "ns/huge:p39 cluster IP"`},
-		"a rule of a long chain":   {1, 1600, 10800, " --probability 0.0010000000 "}, // the 1000th from its end
+		"a rule of a long chain":   {1, 1600, 3200, " -s " + hugeRange(2200).Addr().String() + "/32 "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newParted(t, c.ports, 2*c.endpoints)
+			p.ranges = c.ranges
 			p.kernel.other = new(uint32)
 			p.apply()
 			before := p.kernel.save()
-			huge := p.huge(c.affinity, 0, c.endpoints)
+			huge := p.huge(0, 0, c.endpoints)
 			huge.Ports = append(huge.Ports, dataplane.Port{Name: "none", Protocol: v1alpha1.ProtocolTCP, Port: 60000}) // the first call has a rule in filter
 			reject := func(line string) bool { return strings.Contains(line, c.line) }
 
 			p.kernel.tables.Reject = reject
 			p.set(huge, someServices(3)[2])
-			result := p.watched(0, 0, iptablesmodel.Passed)
+			result := p.watched(0, 0, kernelmodel.Passed)
 			if _, rejected := result.Rejected[huge.Name]; !rejected || len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncPartial || result.ServicesChanged != 1 {
 				t.Fatalf("result %+v", result)
 			}
 			p.expectCalls("creation", 4) // that of the other Service included
 			part := p.kernel.save()
 			for range 2 {
-				if p.watched(0, 0, iptablesmodel.Passed); p.calls != 1 {
+				if p.watched(0, 0, kernelmodel.Passed); p.calls != 1 {
 					t.Errorf("a retry takes %d calls", p.calls)
 				}
 			}
@@ -300,17 +313,17 @@ func TestRejectedInTheMiddle(t *testing.T) {
 
 			p.remove(huge.Name)
 			p.remove(someServices(3)[2].Name)
-			result = p.watched(0, 0, iptablesmodel.Passed)
+			result = p.watched(0, 0, kernelmodel.Passed)
 			p.check(result)
 			if p.kernel.save() != before || result.Kind != v1alpha1.SyncPartial {
 				t.Errorf("its end leaves something behind, by a sync that is %s", result.Kind)
 			}
 
 			p.set(huge)
-			p.watched(0, 0, iptablesmodel.Passed)
+			p.watched(0, 0, kernelmodel.Passed)
 			written := p.calls
 			p.kernel.tables.Reject = nil
-			p.applied(0, c.endpoints, iptablesmodel.Passed)
+			p.applied(0, c.endpoints, kernelmodel.Passed)
 			if p.calls >= written {
 				t.Errorf("the rest takes %d calls after %d", p.calls, written)
 			}
@@ -353,7 +366,7 @@ func TestRejectedChangeInTheMiddle(t *testing.T) {
 	change()
 	p.plane.engine.Rejected[huge.Name].Actual.chains[0].rules += maxParts
 	p.kernel.tables.Reject = nil
-	p.applied(0, endpoints*3/2, iptablesmodel.Passed)
+	p.applied(0, endpoints*3/2, kernelmodel.Passed)
 	if first := p.kernel.writes[0]; !strings.Contains(first, "\n:KUBE-SERVICES ") || strings.Contains(first, huge.Name.String()) {
 		t.Errorf("the first call writes %.1000s", first)
 	}
@@ -421,15 +434,15 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 	const endpoints = 1600
 	p := newParted(t, 1, 2*endpoints)
 	p.set(p.huge(10800, 0, endpoints))
-	p.applied(0, endpoints, iptablesmodel.Passed)
+	p.applied(0, endpoints, kernelmodel.Passed)
 	before := p.kernel.save()
 
-	huge := p.huge(10800, endpoints/2, endpoints*3/2)
-	p.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, " --probability 0.0010000000 ") }
+	huge := p.huge(10800, endpoints, 2*endpoints)
+	p.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "--rcheck") } // in the first chain that packets may pass
 	p.set(huge)
 	p.restart()
 	p.plane.kernel = p.kernel
-	result := p.watched(0, endpoints*3/2, "")
+	result := p.watched(0, 2*endpoints, "")
 	if _, rejected := result.Rejected[huge.Name]; !rejected || len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncFull {
 		t.Fatalf("result %+v", result)
 	}
@@ -438,7 +451,7 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 		t.Error("what was rejected leaves something behind")
 	}
 	p.kernel.tables.Reject = nil
-	result = p.watched(0, endpoints*3/2, "")
+	result = p.watched(0, 2*endpoints, "")
 	if p.check(result); result.Kind != v1alpha1.SyncPartial {
 		t.Errorf("the sync is %s", result.Kind)
 	}
@@ -448,13 +461,13 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 // TestPartsOnTheRealKernel: the programs take the parts, and what they rejected for a while
 // ends where a fresh start does.
 func TestPartsOnTheRealKernel(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
-		restore := filepath.Join(folder, "iptables-restore")
+	onRealKernel(t, func(t *testing.T, directory string) {
+		restore := filepath.Join(directory, "iptables-restore")
 		program, err := os.Readlink(restore)
 		if err != nil {
 			t.Fatal(err)
 		}
-		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), newRuleset(someServices(1)...)
+		plane, rules := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}), newRuleset(someServices(1)...)
 		mustApply(t, plane, rules)
 		if d, err := plane.Verify(t.Context(), rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
 			t.Fatal(d, err)
@@ -470,14 +483,14 @@ func TestPartsOnTheRealKernel(t *testing.T) {
 				rules.Services[large] = s
 			}
 			if result := mustApply(t, plane, rules); len(result.Rejected) != rejected || result.Kind != v1alpha1.SyncPartial {
-				t.Fatalf("%d endpoints: %s, refused %v", endpoints, result.Kind, result.Rejected)
+				t.Fatalf("%d endpoints: %s, rejected %v", endpoints, result.Kind, result.Rejected)
 			}
 			if rejected == 0 {
-				holdsAll(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules)
+				holdsAll(t, New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}), rules)
 				rules.Full = false
 			}
 		}
-		refuseLines(t, restore, `-I KUBE-SERVICES -m comment --comment "ns/large`)
+		rejectLines(t, restore, `-I KUBE-SERVICES -m comment --comment "ns/large`)
 		apply(1600, 1)
 		apply(1700, 1)
 		if err := errors.Join(os.Remove(restore), os.Symlink(program, restore)); err != nil {

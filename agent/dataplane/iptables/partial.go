@@ -13,6 +13,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
+// errPaused ends a pass of which the rest is left for a later Apply.
+var errPaused = errors.New("paused")
+
 type partialPass struct {
 	*Dataplane
 	ctx     context.Context //nolint:containedctx // it lives for one Apply
@@ -25,15 +28,20 @@ type partialPass struct {
 }
 
 // applyChanged writes the difference between the actual and the desired state of
-// some Services. An error wraps engine.ErrFull, or says why the kernel could not be written.
+// some Services. An error wraps engine.ErrFull, or explains why the kernel could not be written.
 func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName) (changed int, err error) {
 	p := &partialPass{Dataplane: d, ctx: ctx, ruleset: r, sound: d.undisturbed(), plans: map[dataplane.ServiceName]*planned{}}
 	p.faults = d.newIsolation(maxPartialRuns, p.size, p.plans)
-	if err := p.faults.Write(names, p.writeBatch); err != nil {
+	err = p.faults.Write(names, p.writeBatch)
+	paused := errors.Is(err, errPaused)
+	if err != nil && !paused {
 		return p.changed, err
 	}
 	if err := p.noteRejected(); err != nil {
 		return p.changed, err
+	}
+	if paused {
+		d.engine.Leave(names, p.faults.Changed, p.faults.Rejected)
 	}
 	if p.sound && (p.faults.Runs > 0 || len(p.faults.Previous) != len(d.engine.Rejected)) {
 		d.recount()
@@ -82,45 +90,73 @@ func (d *Dataplane) nowHas(name dataplane.ServiceName, p *planned) {
 
 // maxParts bounds how many lines the kernel may have of a rejected Service, which are parts
 // of several versions of it. It is more than any Service takes: up to 7 for each endpoint of a
-// port.
+// port, and 8 for each part of these.
 const maxParts = 10 * v1alpha1.MaxServicePortEndpoints
 
 // changes plans a Service anew and returns what is to be written of it, one after the other.
 func (p *partialPass) changes(name dataplane.ServiceName) []*serviceChange {
+	actual := p.has(name)
+	again := actual.lines() > maxParts
 	var plan *servicePlan
 	if svc := p.ruleset.Services[name]; svc != nil {
-		planned := p.actual.config.planService(svc)
+		planned := p.actual.config.postpone(svc, p.differs(actual, again))
 		plan = &planned
 		p.plans[name] = plan.planned()
 	}
-	actual := p.has(name)
-	if actual.lines() > maxParts {
+	if again {
 		return []*serviceChange{changeOf(actual, nil), changeOf(nil, plan)}
 	}
 	return []*serviceChange{changeOf(actual, plan)}
 }
 
+// differs returns whether a chain differs from what the kernel has of a Service; all: each does.
+func (p *partialPass) differs(actual *planned, all bool) func(*chain) bool {
+	had := map[string]uint64{}
+	if actual != nil && !all {
+		had = actual.hashes()
+	}
+	return func(c *chain) bool {
+		hash, exists := had[c.name]
+		return !exists || hash != c.hash
+	}
+}
+
+// partRules is how many lines a call carries of a Service that may pause between two: others' changes
+// wait for a call, and while the kernel commits one of batchRules, no connection is set up.
+const partRules = 750
+
 // writeBatch writes some Services. A call that is rejected changes nothing. What earlier calls
 // wrote stays and is known: they are complete steps of the change, and reverting them
 // takes rules that are not remembered and as many calls again, at each retry. Only a
-// Service that is a batch by itself takes several.
+// Service that is a batch by itself takes several, between which it can pause.
 func (p *partialPass) writeBatch(batch []dataplane.ServiceName) error {
 	c := &calls{limit: p.faults.Capacity}
+	if len(batch) == 1 && p.ruleset.Pause != nil {
+		c.limit = perCall(p.kernel, min(partRules, c.limit))
+	}
 	different := 0
 	for _, name := range batch {
 		lines := 0
 		for i, change := range p.changes(name) {
+			first := len(c.list)
 			if i > 0 {
 				c.cut()
 			}
 			c.add(change)
 			lines += change.lines()
+			for _, t := range c.list[min(first, len(c.list)):] {
+				t.amid = t.amid || i > 0 // the Service has nothing until it is written anew
+			}
 		}
 		if lines > 0 {
 			different++
 		}
 	}
 	for i, t := range c.list {
+		if i > 0 && t.lines > 0 && !t.amid && p.ruleset.Pause != nil && p.ruleset.Pause() {
+			p.nowHas(batch[0], p.has(batch[0]).after(c.list[:i]))
+			return errPaused
+		}
 		if err := t.fill(p.ctx, p.kernel); err != nil {
 			return err
 		}
@@ -134,6 +170,7 @@ func (p *partialPass) writeBatch(batch []dataplane.ServiceName) error {
 		if err != nil {
 			return err
 		}
+		c.list[i] = &transaction{effect: t.effect} // without its text
 	}
 	p.changed += different
 	for _, name := range batch {
@@ -165,7 +202,7 @@ func (p *partialPass) rejected(t *transaction, why error) error {
 // were applied if nat was rejected. If filter was, reverting them
 // is rejected too, which changes nothing.
 func (d *Dataplane) revert(ctx context.Context, t *transaction) error {
-	if t.reject.Len() == 0 || !t.hasNAT() {
+	if t.reject.size == 0 || !t.hasNAT() {
 		return nil
 	}
 	if err := d.write(ctx, t.undo()); err != nil && !isRejection(err) {

@@ -1,10 +1,9 @@
 package iptables
 
 import (
+	"bytes"
 	"net/netip"
-	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
@@ -20,14 +19,6 @@ const (
 type chainID struct {
 	table table
 	name  string
-}
-
-// chain is a planned chain of a Service, which is written as a whole.
-type chain struct {
-	name  string
-	hash  uint64 // of its rules in order; 0 for an empty chain
-	rules int
-	text  string // "-A NAME …" lines for iptables-restore
 }
 
 // dispatchRule is a rule of a Service in a shared chain. The order of such rules
@@ -56,50 +47,37 @@ type config struct {
 	nodePorts     dataplane.NodePorts
 	nodePortIPs   []netip.Addr // of interfaces, that NodePorts answer on; only where there are ranges
 	terse         bool         // leave comments out of the rules of endpoints
+	flat          bool         // one chain for all endpoints of a port, as kube-proxy has
 }
 
-// chainWriter collects the rules of one chain.
-type chainWriter struct {
-	chain
-	text strings.Builder
-}
-
-func (w *chainWriter) rule(parts ...string) {
-	w.text.WriteString("-A ")
-	w.text.WriteString(w.name)
-	specStart := w.text.Len()
-	for _, p := range parts {
-		if p != "" {
-			w.text.WriteByte(' ')
-			w.text.WriteString(p)
-		}
-	}
-	w.hash = chainRule(w.hash, ruleHash(w.text.String()[specStart:]))
-	w.rules++
-	w.text.WriteByte('\n')
-}
-
-func join(parts ...string) string {
-	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), " ")
-}
-
-func commentMatch(text string) string {
-	if strings.Contains(text, " ") {
-		return `-m comment --comment "` + text + `"`
-	}
-	return "-m comment --comment " + text
-}
-
+// planService plans a Service with the texts of all chains.
 func (c *config) planService(s *dataplane.Service) servicePlan {
+	return c.planTexts(s, func(*chain) bool { return true })
+}
+
+// planTexts plans a Service with the texts of those chains that are to be written: a large Service
+// has megabytes of them, of which most changes write few.
+func (c *config) planTexts(s *dataplane.Service, written func(*chain) bool) servicePlan {
 	var out servicePlan
+	var buffer bytes.Buffer
+	const perPort = 4 // besides those for endpoints or addresses
+	chains := 0
+	for i := range s.Ports {
+		chains += perPort + max(len(s.Ports[i].Cluster), len(s.Ports[i].Local))
+	}
+	out.chains = make([]chain, 0, chains)
+	out.dispatch = make([]dispatchRule, 0, len(s.Ports)*(perPort+len(s.ExternalIPs)+len(s.LoadBalancerIPs)))
 	for i := range s.Ports {
 		p := c.newPortPlan(s, &s.Ports[i])
+		p.buffer, p.written, p.out = &buffer, written, out
 		p.planDispatch()
 		if p.port.Available {
 			p.planChains()
 		}
-		out.chains = append(out.chains, p.out.chains...)
-		out.dispatch = append(out.dispatch, p.out.dispatch...)
+		for j := len(out.chains); j < len(p.out.chains); j++ {
+			p.out.chains[j].port = i
+		}
+		out = p.out
 	}
 	return out
 }
@@ -112,10 +90,14 @@ type portPlan struct {
 	port *dataplane.Port
 	out  servicePlan
 
+	buffer  *bytes.Buffer // for the text of one chain
+	written func(*chain) bool
+
 	name        string // namespace/name:port
 	protocol    string
 	match       string // "-m tcp -p tcp"
 	dport       string // "--dport 80"
+	note        string // comment of the rules of endpoints
 	cluster     string // chain names
 	local       string
 	external    string
@@ -143,6 +125,7 @@ func (c *config) newPortPlan(s *dataplane.Service, port *dataplane.Port) *portPl
 		hasExternal: port.Available && (!s.ExternalLocal || len(port.Local) > 0),
 		accessible:  s.ExternallyAccessible(port),
 	}
+	p.note = p.endpointComment(name)
 	p.internal = p.cluster
 	if s.InternalLocal {
 		p.internal = p.local
@@ -156,7 +139,11 @@ func (p *portPlan) planDispatch() {
 	for d := range p.svc.DestinationsOf(p.port) {
 		switch d.Kind {
 		case dataplane.ClusterIP:
-			p.dispatchClusterIP()
+			if p.hasInternal {
+				p.translate(d.Address, "cluster IP", p.internal)
+			} else {
+				p.reject(chainServices, p.match, "-d "+d.Address.String(), p.dport)
+			}
 		case dataplane.ExternalIP:
 			p.dispatchExternal(d.Address, "external IP", p.external)
 		case dataplane.LoadBalancerIP:
@@ -169,14 +156,6 @@ func (p *portPlan) planDispatch() {
 		p.add(filter, chainNodePorts, commentMatch(p.name+" health check node port"),
 			"-m tcp -p tcp --dport "+strconv.Itoa(int(p.svc.HealthCheckNodePort)), "-j ACCEPT")
 	}
-}
-
-func (p *portPlan) dispatchClusterIP() {
-	if p.hasInternal {
-		p.translate(p.svc.ClusterIP, "cluster IP", p.internal)
-		return
-	}
-	p.reject(chainServices, p.match, "-d "+p.svc.ClusterIP.String(), p.dport)
 }
 
 func (p *portPlan) dispatchLoadBalancer(ip netip.Addr) {
@@ -242,20 +221,13 @@ func (p *portPlan) restricted() bool {
 }
 
 func (p *portPlan) planChains() {
-	endpoints := make(map[netip.AddrPort]string, len(p.port.Cluster)+len(p.port.Local))
-	for _, list := range [][]netip.AddrPort{p.port.Cluster, p.port.Local} {
-		for _, ep := range list {
-			if _, ok := endpoints[ep]; !ok {
-				endpoints[ep] = prefixEndpoint + chainHash(p.name, p.protocol, ep.String())
-				p.endpointChain(ep, endpoints[ep])
-			}
-		}
+	cluster := p.endpointChains(p.port.Cluster, nil)
+	local := p.endpointChains(p.port.Local, cluster)
+	if len(cluster) > 0 {
+		p.policyChain(p.cluster, cluster)
 	}
-	if len(p.port.Cluster) > 0 {
-		p.policyChain(p.cluster, p.port.Cluster, endpoints)
-	}
-	if len(p.port.Local) > 0 {
-		p.policyChain(p.local, p.port.Local, endpoints)
+	if len(local) > 0 {
+		p.policyChain(p.local, local)
 	}
 	if p.accessible {
 		p.externalChain()
@@ -265,23 +237,56 @@ func (p *portPlan) planChains() {
 	}
 }
 
-func newChain(name string) *chainWriter { return &chainWriter{chain: chain{name: name}} }
+// endpointChain is an endpoint with the name of its chain.
+type endpointChain struct {
+	netip.AddrPort
+	name string
+}
+
+// endpointChains plans the chains of those endpoints that are not known.
+func (p *portPlan) endpointChains(list []netip.AddrPort, known []endpointChain) []endpointChain {
+	if len(list) == 0 {
+		return nil
+	}
+	names := make(map[netip.AddrPort]string, len(known))
+	for _, ep := range known {
+		names[ep.AddrPort] = ep.name
+	}
+	out := make([]endpointChain, 0, len(list))
+	for _, ep := range list {
+		name, exists := names[ep]
+		if !exists {
+			text := ep.String()
+			name = prefixEndpoint + chainHash(p.name, p.protocol, text)
+			p.endpointChain(ep, text, name)
+		}
+		out = append(out, endpointChain{ep, name})
+	}
+	return out
+}
+
+func (p *portPlan) newChain(name string) *chainWriter {
+	p.buffer.Reset()
+	return &chainWriter{chain: chain{name: name}, buffer: p.buffer}
+}
 
 func (p *portPlan) finish(w *chainWriter) {
-	w.chain.text = w.text.String()
+	if p.written(&w.chain) {
+		w.text = w.buffer.String()
+	}
 	p.out.chains = append(p.out.chains, w.chain)
 }
 
 // endpointChain masquerades what an endpoint sends to itself, then records the
 // client for session affinity and translates the destination.
-func (p *portPlan) endpointChain(ep netip.AddrPort, name string) {
-	w := newChain(name)
-	note, recent := p.endpointComment(p.name), ""
+func (p *portPlan) endpointChain(ep netip.AddrPort, text, name string) {
+	w := p.newChain(name)
+	recent := ""
 	if p.svc.AffinitySeconds > 0 {
 		recent = "-m recent --name " + name + " --set"
 	}
-	w.rule(note, "-s "+ep.Addr().String(), "-j "+chainMarkMasq)
-	w.rule(note, recent, p.match, "-j DNAT --to-destination "+ep.String())
+	w.rule(p.note, "-s "+ep.Addr().String(), "-j "+chainMarkMasq)
+	w.rule(p.note, recent, p.match, "-j DNAT --to-destination "+text)
 	p.finish(w)
 }
 
@@ -290,31 +295,6 @@ func (p *portPlan) endpointComment(text string) string {
 		return ""
 	}
 	return commentMatch(text)
-}
-
-// policyChain spreads new connections evenly over endpoints: endpoint i of n is
-// taken with probability 1/(n-i) by what the ones before it left.
-func (p *portPlan) policyChain(name string, list []netip.AddrPort, endpoints map[netip.AddrPort]string) {
-	w := newChain(name)
-	if name == p.internal {
-		p.masqueradeRule(w)
-	}
-	if p.svc.AffinitySeconds > 0 {
-		seconds := strconv.Itoa(int(p.svc.AffinitySeconds))
-		for _, ep := range list {
-			sep := endpoints[ep]
-			w.rule(p.endpointComment(p.name+" -> "+ep.String()),
-				"-m recent --name "+sep+" --rcheck --seconds "+seconds+" --reap", "-j "+sep)
-		}
-	}
-	for i, ep := range list {
-		chance := ""
-		if left := len(list) - i; left > 1 {
-			chance = "-m statistic --mode random --probability " + strconv.FormatFloat(1/float64(left), 'f', 10, 64)
-		}
-		w.rule(p.endpointComment(p.name+" -> "+ep.String()), chance, "-j "+endpoints[ep])
-	}
-	p.finish(w)
 }
 
 // masqueradeRule marks what reaches the cluster IP from outside the cluster's
@@ -334,7 +314,7 @@ func (p *portPlan) masqueradeRule(w *chainWriter) {
 // externalChain is where all external destinations lead. Under policy Local,
 // pods and the node itself still reach all endpoints, as by the cluster IP.
 func (p *portPlan) externalChain() {
-	w := newChain(p.external)
+	w := p.newChain(p.external)
 	target := p.cluster
 	if p.svc.ExternalLocal {
 		target = p.local
@@ -357,7 +337,7 @@ func (p *portPlan) externalChain() {
 // firewallChain accepts source ranges. The rest stays untranslated and is
 // dropped in KUBE-PROXY-FIREWALL.
 func (p *portPlan) firewallChain() {
-	w := newChain(p.firewall)
+	w := p.newChain(p.firewall)
 	note := commentMatch(p.name + " loadbalancer IP")
 	nodeInside := false
 	for _, r := range p.svc.SourceRanges {

@@ -130,7 +130,7 @@ func TestPlanLocalLoadBalancerWithoutLocalEndpoint(t *testing.T) {
 	}
 }
 
-// TestPlanRules holds one telling rule, or its absence, of each case.
+// TestPlanRules holds one characteristic rule, or its absence, of each case.
 func TestPlanRules(t *testing.T) {
 	two := endpoints("10.180.0.1:80", "10.180.2.1:80")
 	one := two[:1]
@@ -198,13 +198,13 @@ func TestPlanRules(t *testing.T) {
 			has:      []string{`nat -A KUBE-SVC-\w+ .* -d 172.30.0.41 --dport 80 -j KUBE-MARK-MASQ`},
 		},
 		{
-			name:     "without a way to tell pods, cluster IP traffic is not masqueraded",
+			name:     "without a way to recognize pods, cluster IP traffic is not masqueraded",
 			settings: func(s *v1alpha1.ProxySettings) { s.DetectLocal.Mode = v1alpha1.DetectLocalNone },
 			port:     dataplane.Port{Available: true, Cluster: one},
 			lacks:    []string{`cluster IP" .* -j KUBE-MARK-MASQ`},
 		},
 		{
-			name: "interfaces tell pods",
+			name: "interfaces identify pods",
 			settings: func(s *v1alpha1.ProxySettings) {
 				prefix := "veth"
 				s.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: v1alpha1.DetectLocalInterfaceNamePrefix, InterfaceNamePrefix: &prefix}

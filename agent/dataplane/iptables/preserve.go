@@ -6,8 +6,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// The desired state of a preserved Service may be older than the actual state. So a chain that has
-// rules is right, whatever they are, and a port with rules in shared chains that are not desired is
+// The desired state of a preserved Service may be older than the actual state. A chain that has
+// rules is therefore right, whatever they are, and a port with rules in shared chains that are not desired is
 // served in a newer way: none of the old rules is added to it.
 
 func (s *scope) preserves(name dataplane.ServiceName) bool {
@@ -75,32 +75,37 @@ func portOf(spec string) string {
 	return port
 }
 
-// suffix is the common part of the names of a port's chains; those of endpoints
-// have their own.
+// suffix is the common part of the names of a port's chains; those of endpoints, and of parts of
+// them, have their own.
 func suffix(chain string) string { return chain[strings.LastIndexByte(chain, '-')+1:] }
 
 // missing returns the chains of a preserved Service that the kernel lacks, or that
 // another program has emptied. Chains of a port that is served in a newer way are not
-// missing, nor are those of endpoints unless a chain that jumps to them is: then
-// the kernel has other endpoints.
+// missing, nor are inner ones, of endpoints or parts of them, unless a chain that leads to them
+// is: then the kernel has other endpoints.
 func (n newer) missing(p *planned, k *kernelState) []string {
-	var missing, endpoints []string
-	jumps := false
+	outer := map[string]bool{}
+	for _, r := range p.dispatch {
+		if target, jumps := jumpTarget(r.spec); jumps && isServiceChain(target) {
+			outer[suffix(target)] = true
+		}
+	}
+	var missing, inner []string
+	lead := false
 	for _, c := range p.chains {
 		have := k.chains[chainID{nat, c.name}]
-		endpoint := strings.HasPrefix(c.name, prefixEndpoint)
 		switch {
 		case have != nil && (have.count > 0 || c.rules == 0):
 		case have == nil && n.chains[suffix(c.name)]:
-		case have == nil && endpoint:
-			endpoints = append(endpoints, c.name)
+		case have == nil && !outer[suffix(c.name)]:
+			inner = append(inner, c.name)
 		default:
 			missing = append(missing, c.name)
-			jumps = jumps || !endpoint
+			lead = lead || outer[suffix(c.name)]
 		}
 	}
-	if jumps {
-		missing = append(missing, endpoints...)
+	if lead {
+		missing = append(missing, inner...)
 	}
 	return missing
 }

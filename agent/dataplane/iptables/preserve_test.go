@@ -42,12 +42,22 @@ func TestKeepChangesNothingThatIsThere(t *testing.T) {
 	none := testService("ns/svc", "172.30.0.1", dataplane.Port{NodePort: 3000})
 	moved := testService("ns/svc", "172.30.0.9", dataplane.Port{NodePort: 3009, Available: true, Cluster: endpoints("10.180.0.9:80")})
 	other := someServices(2)
+	large := func(from, to int) *dataplane.Service {
+		port := dataplane.Port{NodePort: 3000, Available: true}
+		for i := from; i < to; i++ {
+			port.Cluster = append(port.Cluster, hugeEndpoint(i))
+		}
+		return testService("ns/svc", "172.30.0.1", port)
+	}
 	for name, tt := range map[string]struct{ old, kernel *dataplane.Service }{
 		"the same":                     {old, old},
 		"other endpoints":              {old, today},
 		"no endpoints any more":        {old, none},
 		"endpoints that are new":       {none, old},
 		"another address and nodePort": {old, moved},
+		"other parts":                  {large(0, flatAtMost+1), large(flatAtMost, 5*flatAtMost)},
+		"parts that are one chain":     {large(0, flatAtMost+1), large(0, flatAtMost)},
+		"one chain that is in parts":   {large(0, flatAtMost), large(1, flatAtMost+2)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)

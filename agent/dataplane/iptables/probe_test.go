@@ -10,8 +10,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// TestProbeError tells what a node lacks from what goes wrong for a moment: the
-// previous makes it fall back, or refuse its settings.
+// TestProbeError distinguishes what a node lacks from what goes wrong for a moment: only
+// the first makes it fall back, or reject its settings.
 func TestProbeError(t *testing.T) {
 	const needs = " Perhaps iptables or your kernel needs to be upgraded."
 	for _, one := range []struct {
@@ -34,20 +34,20 @@ func TestProbeError(t *testing.T) {
 	}
 }
 
-// scripts puts a program into a directory that does what lines say, under the names of
+// scripts puts a program into a directory that runs the given lines, under the names of
 // the iptables programs.
 func scripts(t *testing.T, lines string) string {
 	t.Helper()
-	folder := t.TempDir()
+	directory := t.TempDir()
 	for _, name := range []string{"iptables", "iptables-save", "iptables-restore"} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte("#!/bin/sh\n"+lines+"\n"), 0o700); err != nil { //nolint:gosec // it is a program
+		if err := os.WriteFile(filepath.Join(directory, name), []byte("#!/bin/sh\n"+lines+"\n"), 0o700); err != nil { //nolint:gosec // it is a program
 			t.Fatal(err)
 		}
 	}
-	return filepath.Join(folder, "iptables")
+	return filepath.Join(directory, "iptables")
 }
 
-// TestPassingFailures: only what says that something is missing counts for that.
+// TestPassingFailures: only what reports that something is missing counts for that.
 func TestPassingFailures(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()

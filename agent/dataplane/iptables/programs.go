@@ -241,18 +241,12 @@ func lookUp(ctx context.Context, command string, family dataplane.Family) (progr
 	if err != nil {
 		return one, notRunning(err)
 	}
-	one.version = versionText(string(version))
+	one.version = strings.TrimSpace(string(version))
+	if _, short, ok := strings.Cut(one.version, " v"); ok { // "1.8.9 (nf_tables)" of "iptables v1.8.9 (nf_tables)"
+		one.version = short
+	}
 	one.variant = variantOf(one.version)
 	return one, nil
-}
-
-// versionText makes "1.8.9 (nf_tables)" of "iptables v1.8.9 (nf_tables)".
-func versionText(output string) string {
-	text := strings.TrimSpace(output)
-	if _, version, ok := strings.Cut(text, " v"); ok {
-		return version
-	}
-	return text
 }
 
 // execute runs a program and has read read its output. It returns what the program prints about

@@ -56,7 +56,7 @@ func TestLongCallIsProgress(t *testing.T) {
 }
 
 // One that does not end is no progress for ever: it is stopped, and that is no
-// refusal of what it was to write.
+// rejection of what it was to write.
 func TestStuckCallIsStopped(t *testing.T) {
 	tools := &tools{
 		restore: scripts(t, "exec sleep 1000") + "-restore", commits: &Commits{},
@@ -73,7 +73,7 @@ func TestStuckCallIsStopped(t *testing.T) {
 	stop, cancel := context.WithCancel(ctx)
 	cancel()
 	if err := tools.apply(stop, "*nat\nCOMMIT\n"); err == nil || strings.Contains(err.Error(), "did not end") {
-		t.Errorf("of an agent that is told to stop: %v", err)
+		t.Errorf("of an agent that is asked to stop: %v", err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // removed remembers that nothing of a mode was left.
@@ -43,15 +44,19 @@ func (d *Dataplane) CleanupMode(ctx context.Context, r *dataplane.Ruleset) (stri
 	d.entries.Store(nil)
 	d.removed = removed{}
 	err := d.kernel.unwatched(func() (err error) {
-		d.removed, err = removeMode(ctx, d.kernel, d.modes)
+		d.removed, err = removeMode(ctx, d.kernel, d.modes, r.Mode)
 		return err
 	})
 	return "", err
 }
 
-// CleanupMode removes what only this mode has, after another one has been applied in full. The caller
-// first removes what makes packets need these rules. It costs little if there is nothing to remove.
-func (f *FixedRules) CleanupMode(ctx context.Context) error {
+// Relinquish implements dataplane.Dataplane: another proxy takes over what the mode has.
+func (*Dataplane) Relinquish(context.Context, bool) (string, error) { return "", nil }
+
+// CleanupMode removes what only this mode has, after the running one has been applied in full. The
+// caller first removes what makes packets need these rules. It costs little if there is nothing to
+// remove.
+func (f *FixedRules) CleanupMode(ctx context.Context, running v1alpha1.ProxyMode) error {
 	if err := f.kernel.find(ctx); err != nil {
 		return err
 	}
@@ -60,15 +65,20 @@ func (f *FixedRules) CleanupMode(ctx context.Context) error {
 	}
 	f.forget()
 	var err error
-	f.removed, err = removeMode(ctx, f.kernel, f.modes)
+	f.removed, err = removeMode(ctx, f.kernel, f.modes, running)
 	return err
 }
 
-func removeMode(ctx context.Context, k kernel, o *ownership) (removed, error) {
+// removeMode removes what only a mode has. If the running mode has nothing in iptables, the last
+// mode to be removed takes with it what several share.
+func removeMode(ctx context.Context, k kernel, o *ownership, running v1alpha1.ProxyMode) (removed, error) {
 	since := momentOf(k) // before reading: what comes later is noticed next time
 	state, err := k.read(ctx)
 	if err != nil {
 		return removed{}, err
+	}
+	if o.without[running] && !slices.ContainsFunc(slices.Collect(maps.Keys(state.chains)), o.othersAlone) {
+		return removed{done: true, since: since}, removeAll(ctx, k, state, o)
 	}
 	p := planRemoval(state, o)
 	for _, input := range p.inputs(perCall(k, batchChains)) {
@@ -230,9 +240,14 @@ func clean(ctx context.Context, k kernel, o *ownership, leaveShared bool) error 
 		return err
 	}
 	if leaveShared && slices.ContainsFunc(slices.Collect(maps.Keys(state.chains)), o.othersAlone) {
-		_, err := removeMode(ctx, k, o)
+		_, err := removeMode(ctx, k, o, o.mode)
 		return err
 	}
+	return removeAll(ctx, k, state, o)
+}
+
+// removeAll removes all that is a mode's, alone or not.
+func removeAll(ctx context.Context, k kernel, state *kernelState, o *ownership) error {
 	for _, input := range cleanup(state, o, perCall(k, batchChains)) {
 		if err := k.apply(ctx, input); err != nil {
 			return fmt.Errorf("remove our jumps and chains: %w", err)

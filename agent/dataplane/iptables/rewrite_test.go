@@ -16,11 +16,11 @@ func withoutEndpoints(n int) []*dataplane.Service {
 	return services
 }
 
-// TestManyRefusalsGoAtOnce has a full pass find rules of a shared chain of table filter stale.
+// TestManyRejectionsGoAtOnce has a full pass find rules of a shared chain of table filter stale.
 // They stay until the translation that takes their place has come. The programs look for each
 // rule that is removed alone through the whole chain, so if there are many, the chain is written
 // as a whole without them. Rules of others stay.
-func TestManyRefusalsGoAtOnce(t *testing.T) {
+func TestManyRejectionsGoAtOnce(t *testing.T) {
 	const (
 		n         = maxSingly + 10
 		unmanaged = "-s 192.0.2.1/32 -j RETURN"
@@ -65,21 +65,21 @@ func TestManyRefusalsGoAtOnce(t *testing.T) {
 	}
 }
 
-// TestManyRefusalsGoOnTheRealKernel: the programs take it.
-func TestManyRefusalsGoOnTheRealKernel(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+// TestManyRejectionsGoOnTheRealKernel: the programs take it.
+func TestManyRejectionsGoOnTheRealKernel(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		const n = maxSingly + 10
 		rules := newRuleset(withoutEndpoints(2 * n)...)
-		mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules)
+		mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}), rules)
 		for _, s := range someServices(n) {
 			rules.Services[s.Name] = s
 		}
 		rules.Full = true
-		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
+		plane := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")})
 		if result := mustApply(t, plane, rules); result.ServicesChanged != n || result.Failed {
 			t.Errorf("%+v", result)
 		}
-		holdsAll(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}), rules)
+		holdsAll(t, New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}), rules)
 	})
 }
 

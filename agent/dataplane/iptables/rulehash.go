@@ -47,14 +47,18 @@ func hashOf(specs []string) uint64 {
 
 // ruleHash is the hash of what a rule means. The rule is written as
 // iptables-restore reads it or iptables-save prints it, without "-A CHAIN".
-func ruleHash(spec string) uint64 {
+func ruleHash(spec string) uint64 { return mix(optionsHash(spec)) }
+
+// optionsHash is the sum of what options contribute to the hash of their rule: that of a rule is the
+// sum of its parts'.
+func optionsHash(spec string) uint64 {
 	t := tokens{rest: spec}
 	var sum uint64
 	negated := false
 	for {
 		token, ok := t.next()
 		if !ok {
-			return mix(sum)
+			return sum
 		}
 		if token == "!" {
 			negated = true

@@ -14,12 +14,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// Messages of the programs by which failures are told apart. Their exit status does
+// Messages of the programs by which failures are distinguished. Their exit status does
 // not help: the nf_tables variant exits with 4 for anything that the kernel rejects, the
 // legacy one for the lock as well.
 const (
-	saysLocked = "xtables lock"
-	saysRoot   = "Permission denied"
+	textLocked  = "xtables lock"
+	textNotRoot = "Permission denied"
 )
 
 type toolError struct {
@@ -76,9 +76,9 @@ func newToolError(program string, err error, output string) *toolError {
 	}
 	e := &toolError{program: program, err: err, output: strings.Join(strings.Fields(output), " "), faults: readFaults(output)}
 	switch {
-	case strings.Contains(e.output, saysLocked):
+	case strings.Contains(e.output, textLocked):
 		e.cause = locked
-	case strings.Contains(e.output, saysRoot):
+	case strings.Contains(e.output, textNotRoot):
 		e.cause = notRoot
 	case ran:
 		e.cause = rejected

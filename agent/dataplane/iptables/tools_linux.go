@@ -17,8 +17,10 @@ import (
 
 	goiptables "github.com/coreos/go-iptables/iptables"
 	"github.com/vishvananda/netlink"
+	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
 // lockWaitSeconds is how long a program waits for the lock of the legacy variant.
@@ -65,24 +67,15 @@ func (p pace) limit(lines int) time.Duration { return p.least + time.Duration(li
 func (p pace) during(ctx context.Context, lines int, do func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, p.limit(lines))
 	defer cancel()
+	beating, done := context.WithCancel(limited)
 	var beats sync.WaitGroup
-	done := make(chan struct{})
 	beats.Go(func() {
-		ticker := time.NewTicker(p.beat)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ticker.C:
-				dataplane.Progress(ctx)
-			case <-done:
-				return
-			case <-limited.Done():
-				return
-			}
+		for pause.For(beating, clock.RealClock{}, p.beat) {
+			dataplane.Progress(ctx)
 		}
 	})
 	err := do(limited)
-	close(done)
+	done()
 	beats.Wait()
 	dataplane.Progress(ctx)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
@@ -169,8 +162,8 @@ func (t *tools) probe() error {
 // What the programs print about a match that they know and the kernel does not, and about
 // one that they do not know. They load the kernel's module for it if there is one.
 const (
-	saysUnknown    = "missing kernel module"
-	saysNotPresent = "Couldn't load match"
+	textNoModule = "missing kernel module"
+	textNoMatch  = "Couldn't load match"
 )
 
 func (t *tools) lacks(ctx context.Context, matches []string) ([]string, error) {
@@ -180,10 +173,10 @@ func (t *tools) lacks(ctx context.Context, matches []string) ([]string, error) {
 			_, err := io.Copy(io.Discard, help)
 			return err //nolint:wrapcheck // the caller adds what for
 		}, t.command, "-m", m, "--help")
-		lacks := strings.Contains(text, saysUnknown)
+		lacks := strings.Contains(text, textNoModule)
 		if err != nil {
 			e, ok := errors.AsType[*toolError](err)
-			lacks = lacks || strings.Contains(text, saysNotPresent)
+			lacks = lacks || strings.Contains(text, textNoMatch)
 			if !lacks || ok && e.temporary() {
 				return nil, fmt.Errorf("check for the match %s: %w", m, err)
 			}

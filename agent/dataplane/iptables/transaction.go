@@ -11,16 +11,40 @@ import (
 // translate, so rules that reject are added before the translation that they replace is removed,
 // and removed after the translation that replaces them is added: no packet falls between.
 type transaction struct {
-	reject  strings.Builder // filter: what is added
-	declare strings.Builder // nat: chains that are created or emptied
-	nat     strings.Builder // nat: rules
-	drop    strings.Builder // nat: chains that are deleted
-	permit  strings.Builder // filter: what is removed
+	reject  text // filter: what is added
+	declare text // nat: chains that are created or emptied
+	nat     text // nat: rules
+	drop    text // nat: chains that are deleted
+	permit  text // filter: what is removed
 	lines   int
 	effect  effect
-	sweep   *sweep // nil: none; see fill
-	// large: see listAll.
-	large bool
+	sweep   *sweep   // nil: none; see fill
+	later   []*chain // whose texts fill adds
+	// large: see listAll. Amid: it begins amid a chain.
+	large, amid bool
+}
+
+// text is what a section of a transaction consists of. It copies nothing: a large Service has many
+// transactions, and only the text of the one that is being written takes memory of its own.
+type text struct {
+	parts []string
+	size  int
+}
+
+func (t *text) add(parts ...string) {
+	t.parts = append(t.parts, parts...)
+	for _, p := range parts {
+		t.size += len(p)
+	}
+}
+
+// lines counts them.
+func (t *text) lines() int {
+	n := 0
+	for _, p := range t.parts {
+		n += strings.Count(p, "\n")
+	}
+	return n
 }
 
 // listAll makes a call that carries much of table nat cheaper in the nf_tables variant: any
@@ -32,19 +56,25 @@ const listAll = "-S\n"
 
 func (t *transaction) empty() bool { return t.lines == 0 }
 
-func (t *transaction) line(b *strings.Builder, parts ...string) {
-	for _, p := range parts {
-		b.WriteString(p)
-	}
-	b.WriteByte('\n')
+func (t *transaction) line(b *text, parts ...string) {
+	b.add(parts...)
+	b.add("\n")
 	t.lines++
 }
 
 func (t *transaction) writeChain(c *chain) {
-	t.line(&t.declare, emptied(c.name))
-	t.nat.WriteString(c.text)
-	t.lines += c.rules
+	t.lines += 1 + c.rules
+	if c.later != nil {
+		t.later = append(t.later, c)
+	} else {
+		t.chainText(c, c.text)
+	}
 	t.effect.chains = append(t.effect.chains, plannedChain{name: c.name, hash: c.hash, rules: c.rules})
+}
+
+func (t *transaction) chainText(c *chain, text string) {
+	t.declare.add(emptied(c.name), "\n")
+	t.nat.add(text)
 }
 
 func (t *transaction) insertRule(in chainID, spec string) {
@@ -70,7 +100,7 @@ func (t *transaction) takeRule(r dispatchRule) {
 	t.effect.removed = append(t.effect.removed, r)
 }
 
-func (t *transaction) hasNAT() bool { return t.declare.Len()+t.nat.Len()+t.drop.Len() > 0 }
+func (t *transaction) hasNAT() bool { return t.declare.size+t.nat.size+t.drop.size > 0 }
 
 // undo removes the rules of Services that the transaction adds to filter. The last one is
 // first in its chain, where the programs find it at once.
@@ -87,7 +117,7 @@ func (t *transaction) undo() *transaction {
 // onlyPermitFailed reports whether the kernel, which has rejected the transaction, may have
 // taken all of it but the last section.
 func (t *transaction) onlyPermitFailed(err error) bool {
-	if t.permit.Len() == 0 || !t.hasNAT() && t.reject.Len() == 0 {
+	if t.permit.size == 0 || !t.hasNAT() && t.reject.size == 0 {
 		return false
 	}
 	failure, ok := errors.AsType[*toolError](err)
@@ -95,7 +125,7 @@ func (t *transaction) onlyPermitFailed(err error) bool {
 		return true
 	}
 	const around = 2 // the lines before and after a section's rules
-	before := strings.Count(t.String(), "\n") - strings.Count(t.permit.String(), "\n") - around
+	before := strings.Count(t.String(), "\n") - t.permit.lines() - around
 	return slices.Min(failure.faults) > before
 }
 
@@ -112,7 +142,7 @@ func (t *transaction) removeRule(in chainID, spec string) {
 // only the second step may write the chain as a whole.
 func (t *transaction) writeShared(d *sharedDiff) {
 	c := d.chain
-	if !c.dispatch && !c.foreign || d.missing || c.id.table == nat && d.mostlyNew() {
+	if !c.dispatch && !c.mixed || d.missing || c.id.table == nat && d.mostlyNew() {
 		t.declareShared(c.id)
 		t.fillShared(t.rules(c.id.table), d)
 		return
@@ -149,7 +179,9 @@ func (t *transaction) appendRules(in chainID, specs []string) {
 	t.appendTo(t.rules(in.table), in, specs)
 }
 
-func (t *transaction) appendTo(b *strings.Builder, in chainID, specs []string) {
+func (t *transaction) appendTo(b *text, in chainID, specs []string) {
+	const each = 5
+	b.parts = slices.Grow(b.parts, each*len(specs))
 	for _, spec := range specs {
 		t.line(b, "-A ", in.name, " ", spec)
 	}
@@ -171,7 +203,7 @@ func (t *transaction) declareShared(id chainID) {
 }
 
 // fillShared writes all rules of a shared chain that is empty.
-func (t *transaction) fillShared(b *strings.Builder, d *sharedDiff) {
+func (t *transaction) fillShared(b *text, d *sharedDiff) {
 	id := d.chain.id
 	t.appendTo(b, id, d.head)
 	for _, r := range d.add { // before those of others, which may match what is for Services
@@ -181,7 +213,7 @@ func (t *transaction) fillShared(b *strings.Builder, d *sharedDiff) {
 	t.appendTo(b, id, d.chain.fixed)
 }
 
-func (t *transaction) rules(in table) *strings.Builder {
+func (t *transaction) rules(in table) *text {
 	if in == filter {
 		return &t.reject
 	}
@@ -190,10 +222,12 @@ func (t *transaction) rules(in table) *strings.Builder {
 
 func (t *transaction) String() string {
 	var out strings.Builder
-	section := func(name table, parts ...*strings.Builder) {
+	const around = 64 // the lines around sections, three at most
+	out.Grow(t.reject.size + t.declare.size + t.nat.size + t.drop.size + t.permit.size + 3*around)
+	section := func(name table, texts ...*text) {
 		size := 0
-		for _, p := range parts {
-			size += p.Len()
+		for _, b := range texts {
+			size += b.size
 		}
 		if size == 0 {
 			return
@@ -202,8 +236,10 @@ func (t *transaction) String() string {
 		if t.large && name == nat {
 			out.WriteString(listAll)
 		}
-		for _, p := range parts {
-			out.WriteString(p.String())
+		for _, b := range texts {
+			for _, p := range b.parts {
+				out.WriteString(p)
+			}
 		}
 		out.WriteString("COMMIT\n")
 	}

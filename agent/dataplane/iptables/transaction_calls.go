@@ -13,10 +13,11 @@ type serviceChange struct {
 	changed []*chain       // chains that packets may pass
 	add     []dispatchRule // in nat and filter
 	remove  []dispatchRule
-	gone    []string // chains that nothing leads to once the above is written
+	full    []string // chains with rules that nothing leads to once the above is written
+	gone    []string // these, and empty ones
 }
 
-// changeOf is what turns old into plan; a nil old stands for nothing, a nil plan for none
+// changeOf is what turns old into plan; a nil old means nothing, a nil plan none
 // desired.
 func changeOf(old *planned, plan *servicePlan) *serviceChange {
 	if old == nil {
@@ -26,25 +27,37 @@ func changeOf(old *planned, plan *servicePlan) *serviceChange {
 		plan = &servicePlan{}
 	}
 	s := &serviceChange{}
-	had := make(map[string]uint64, len(old.chains))
+	had := make(map[string]plannedChain, len(old.chains))
 	for _, c := range old.chains {
-		had[c.name] = c.hash
+		had[c.name] = c
 	}
+	// Parts that grow come before what leads to them, those that shrink after it: while the number of
+	// parts changes, each endpoint is in one that packets may pass.
+	var grow, lead, shrink []*chain
 	for i := range plan.chains {
 		c := &plan.chains[i]
-		switch hash, exists := had[c.name]; {
-		case exists && hash == c.hash:
-		case exists:
-			s.changed = append(s.changed, c)
-		default:
+		switch have, exists := had[c.name]; {
+		case !exists:
 			s.fresh = append(s.fresh, c)
+		case have.hash == c.hash:
+		case !c.inner:
+			lead = append(lead, c)
+		case c.rules < have.rules:
+			shrink = append(shrink, c)
+		default:
+			grow = append(grow, c)
 		}
 		delete(had, c.name)
 	}
+	plan.takeTexts(old.dispatch)
+	s.changed = slices.Concat(grow, lead, shrink)
 	s.add, s.remove = without(plan.dispatch, old.dispatch), without(old.dispatch, plan.dispatch)
 	for _, c := range old.chains {
-		if _, gone := had[c.name]; gone {
-			s.gone = append(s.gone, c.name)
+		if _, gone := had[c.name]; !gone {
+			continue
+		}
+		if s.gone = append(s.gone, c.name); c.rules > 0 {
+			s.full = append(s.full, c.name)
 		}
 	}
 	return s
@@ -57,6 +70,20 @@ type placed struct {
 }
 
 func (r *dispatchRule) placed() placed { return placed{r.in, r.hash} }
+
+// takeTexts has rules that stay share the text of what the kernel has, so that those of a large Service
+// are in memory once.
+func (p *servicePlan) takeTexts(of []dispatchRule) {
+	texts := make(map[placed]string, len(of))
+	for _, r := range of {
+		texts[r.placed()] = r.spec
+	}
+	for i := range p.dispatch {
+		if text, known := texts[p.dispatch[i].placed()]; known {
+			p.dispatch[i].spec = text
+		}
+	}
+}
 
 // without returns the rules of list but for those of others, each as often as it is there.
 func without(list, others []dispatchRule) []dispatchRule {
@@ -76,7 +103,7 @@ func without(list, others []dispatchRule) []dispatchRule {
 }
 
 func (s *serviceChange) lines() int {
-	n := len(s.add) + len(s.remove) + 2*len(s.gone)
+	n := len(s.add) + len(s.remove) + len(s.full) + len(s.gone)
 	for _, list := range [][]*chain{s.fresh, s.changed} {
 		for _, c := range list {
 			n += 1 + c.rules
@@ -166,7 +193,7 @@ func (c *calls) add(s *serviceChange) {
 		c.with(1 + chain.rules).writeChain(chain)
 	}
 	c.replace(s.remove, s.add, nat)
-	for _, name := range s.gone { // all emptied first: they jump to each other
+	for _, name := range s.full { // all emptied first: they jump to each other
 		c.with(1).emptyChain(name)
 	}
 	for _, name := range s.gone {
@@ -207,19 +234,27 @@ func (c *calls) rules(list []dispatchRule, in table, write func(*transaction, di
 	}
 }
 
-// fresh writes a chain that nothing leads to, in parts if it is too long for one call.
+// fresh writes a chain that nothing leads to, in parts if it is too long for one call. A pause between
+// those would have it begin anew.
 func (c *calls) fresh(chain *chain) {
 	if chain.rules < c.limit {
 		c.with(1 + chain.rules).writeChain(chain)
 		return
 	}
-	c.with(1).emptyChain(chain.name)
+	t := c.with(1)
+	t.line(&t.declare, emptied(chain.name))
+	// Until its last line it counts as another chain that has rules, so that it is replaced or emptied
+	// if a call is rejected.
+	t.effect.chains = append(t.effect.chains, plannedChain{name: chain.name, rules: 1})
+	first := len(c.list)
 	for line := range strings.Lines(chain.text) {
 		t := c.with(1)
 		t.line(&t.nat, strings.TrimSuffix(line, "\n"))
 	}
-	// Until here it counts as empty, so that it is replaced if a call is rejected.
-	t := c.with(0)
+	for _, t := range c.list[first:] {
+		t.amid = true
+	}
+	t = c.with(0)
 	t.effect.chains = append(t.effect.chains, plannedChain{name: chain.name, hash: chain.hash, rules: chain.rules})
 }
 
@@ -230,7 +265,7 @@ type effect struct {
 }
 
 // after is what the kernel has of a Service once calls have written a part of its change. A
-// nil p stands for nothing.
+// nil p means nothing.
 func (p *planned) after(written []*transaction) *planned {
 	out := &planned{}
 	if p != nil {
@@ -252,6 +287,7 @@ func (p *planned) after(written []*transaction) *planned {
 	}
 	// All at once: no step of a change removes what an earlier one has added.
 	out.dispatch = append(without(out.dispatch, removed), added...)
-	out.chains = slices.SortedFunc(maps.Values(chains), func(a, b plannedChain) int { return strings.Compare(a.name, b.name) })
+	out.chains = slices.AppendSeq(make([]plannedChain, 0, len(chains)), maps.Values(chains))
+	slices.SortFunc(out.chains, func(a, b plannedChain) int { return strings.Compare(a.name, b.name) })
 	return out
 }

@@ -31,11 +31,11 @@ func TestUnprintableTables(t *testing.T) {
 	}
 }
 
-// TestForeignRulesThatOnlyNftPrints: iptables-save then leaves out the whole
+// TestUnmanagedRulesThatOnlyNftPrints: iptables-save then leaves out the whole
 // table and succeeds. Nothing may be written on that ground.
-func TestForeignRulesThatOnlyNftPrints(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
-		d := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
+func TestUnmanagedRulesThatOnlyNftPrints(t *testing.T) {
+	onRealKernel(t, func(t *testing.T, directory string) {
+		d := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")})
 		rules := newRuleset(someServices(3)...)
 		mustApply(t, d, rules)
 		if d.kernel.legacy() {
@@ -43,7 +43,7 @@ func TestForeignRulesThatOnlyNftPrints(t *testing.T) {
 		}
 		run(t, "nft", "add rule ip nat PREROUTING tcp dport 99 dnat to 192.0.2.1")
 		before := run(t, "nft", "list table ip nat")
-		if out := run(t, filepath.Join(folder, "iptables-save")); strings.Contains(out, chainServices+" -") && strings.Contains(out, "*nat") {
+		if out := run(t, filepath.Join(directory, "iptables-save")); strings.Contains(out, chainServices+" -") && strings.Contains(out, "*nat") {
 			t.Skip("this iptables-save prints such a table")
 		}
 		if difference, err := d.Verify(context.Background(), rules, dataplane.VerifyOptions{}); err == nil {
@@ -54,7 +54,7 @@ func TestForeignRulesThatOnlyNftPrints(t *testing.T) {
 			t.Errorf("applied: %v", err)
 		}
 		if err := d.Cleanup(context.Background(), dataplane.CleanupOptions{}); err == nil {
-			t.Error("a clean-up that cannot see the rules says that it has removed them")
+			t.Error("a clean-up that cannot see the rules reports that it has removed them")
 		}
 		if after := run(t, "nft", "list table ip nat"); after != before {
 			t.Errorf("written over what could not be read: before\n%s\nafter\n%s", before, after)

@@ -86,7 +86,7 @@ func (t *traces) add(id chainID) {
 // declared is what mode IPTables declares.
 var declared = newOwnership(Declaration(), nil, chainFirewall)
 
-// prefer compares what is found in the two variants, the surest sign first. It
+// prefer compares what is found in the two variants, the most reliable indicator first. It
 // returns an empty string where they are alike. Last comes the mere number of
 // rules, which shows what the node's administrator uses.
 func prefer(nft, legacy traces) Variant {

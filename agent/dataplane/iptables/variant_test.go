@@ -54,7 +54,7 @@ func TestTracesReadWhatIsPrinted(t *testing.T) {
 
 // ownNamespace gives the test a network namespace and a directory with the programs
 // of both variants, where the plain names are those of usual.
-func ownNamespace(t *testing.T, usual Variant) (folder string) {
+func ownNamespace(t *testing.T, usual Variant) (directory string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: run sudo make test")
@@ -63,7 +63,7 @@ func ownNamespace(t *testing.T, usual Variant) (folder string) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
-	folder = t.TempDir()
+	directory = t.TempDir()
 	for variant, multi := range variants {
 		path, err := exec.LookPath(multi)
 		if err != nil {
@@ -76,21 +76,21 @@ func ownNamespace(t *testing.T, usual Variant) (folder string) {
 		for _, suffix := range suffixes {
 			for _, command := range []string{"iptables", "ip6tables"} {
 				for _, end := range []string{"", "-save", "-restore"} {
-					if err := os.Symlink(path, filepath.Join(folder, command+suffix+end)); err != nil {
+					if err := os.Symlink(path, filepath.Join(directory, command+suffix+end)); err != nil {
 						t.Fatal(err)
 					}
 				}
 			}
 		}
 	}
-	return folder
+	return directory
 }
 
 // kubelet makes the chains that a kubelet makes.
-func kubelet(t *testing.T, folder string, v Variant) {
+func kubelet(t *testing.T, directory string, v Variant) {
 	t.Helper()
 	for _, command := range []string{"iptables", "ip6tables"} {
-		tool := filepath.Join(folder, command+v.suffix())
+		tool := filepath.Join(directory, command+v.suffix())
 		for _, in := range []string{"mangle", "nat", "filter"} {
 			run(t, tool, "-t", in, "-N", chainCanary)
 		}
@@ -105,10 +105,10 @@ func kubelet(t *testing.T, folder string, v Variant) {
 
 // chainsIn lists the chains of Kubernetes and the rules that are left in one
 // variant. The legacy one is not asked for tables that it does not have.
-func chainsIn(t *testing.T, folder string, v Variant) (chains, rules []string) {
+func chainsIn(t *testing.T, directory string, v Variant) (chains, rules []string) {
 	t.Helper()
 	for _, command := range []string{"iptables", "ip6tables"} {
-		for line := range strings.Lines(run(t, filepath.Join(folder, command+v.suffix()+"-save"))) {
+		for line := range strings.Lines(run(t, filepath.Join(directory, command+v.suffix()+"-save"))) {
 			switch {
 			case strings.HasPrefix(line, ":KUBE"):
 				name, _, _ := strings.Cut(line[1:], " ")
@@ -122,19 +122,19 @@ func chainsIn(t *testing.T, folder string, v Variant) (chains, rules []string) {
 }
 
 func TestVariantIsChosenOnTheRealKernel(t *testing.T) {
-	forward := func(v Variant) func(t *testing.T, folder string) {
-		return func(t *testing.T, folder string) {
-			run(t, filepath.Join(folder, "iptables"+v.suffix()), "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.1", "-j", "MASQUERADE")
+	forward := func(v Variant) func(t *testing.T, directory string) {
+		return func(t *testing.T, directory string) {
+			run(t, filepath.Join(directory, "iptables"+v.suffix()), "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.1", "-j", "MASQUERADE")
 		}
 	}
-	proxy := func(v Variant) func(t *testing.T, folder string) {
-		return func(t *testing.T, folder string) {
-			mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, v)}), newRuleset(someServices(2)...))
+	proxy := func(v Variant) func(t *testing.T, directory string) {
+		return func(t *testing.T, directory string) {
+			mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(directory, v)}), newRuleset(someServices(2)...))
 		}
 	}
 	for name, c := range map[string]struct {
 		usual  Variant
-		before []func(t *testing.T, folder string)
+		before []func(t *testing.T, directory string)
 		want   Variant
 	}{
 		"nothing there, nf_tables in PATH":      {usual: NFTables, want: NFTables},
@@ -147,12 +147,12 @@ func TestVariantIsChosenOnTheRealKernel(t *testing.T) {
 		"rules of another program by legacy":    {usual: NFTables, want: Legacy, before: []func(*testing.T, string){forward(Legacy)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			folder := ownNamespace(t, c.usual)
+			directory := ownNamespace(t, c.usual)
 			for _, f := range c.before {
-				f(t, folder)
+				f(t, directory)
 			}
-			_, legacyBefore := chainsIn(t, folder, Legacy)
-			programs := NewPrograms(folder, "")
+			_, legacyBefore := chainsIn(t, directory, Legacy)
+			programs := NewPrograms(directory, "")
 			if programs.Version() != "" {
 				t.Errorf("version %q before the programs are found", programs.Version())
 			}
@@ -177,7 +177,7 @@ func TestVariantIsChosenOnTheRealKernel(t *testing.T) {
 			}
 			// Decided once: what comes later is for warnings.
 			if c.want == NFTables && len(c.before) < 2 {
-				kubelet(t, folder, Legacy)
+				kubelet(t, directory, Legacy)
 			}
 			if again, err := programs.find(t.Context(), dataplane.IPv4); err != nil || again.variant != c.want {
 				t.Errorf("later: %v, %v", again, err)
@@ -187,19 +187,19 @@ func TestVariantIsChosenOnTheRealKernel(t *testing.T) {
 }
 
 // TestRulesInBothVariants has a kubelet move to the other variant while the
-// agent runs: it stays where it is and says so; a restart moves it, and cleaning
+// agent runs: it stays where it is and reports it; a restart moves it, and cleaning
 // removes what is ours in both, and nothing of the kubelet's.
 func TestRulesInBothVariants(t *testing.T) {
 	for use := range variants {
 		t.Run(use, func(t *testing.T) {
 			use := Variant(use)
-			folder := ownNamespace(t, use)
+			directory := ownNamespace(t, use)
 			rules := newRuleset(someServices(2)...)
-			plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
+			plane := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")})
 			if result := mustApply(t, plane, rules); len(result.Warnings) > 0 {
 				t.Fatalf("warnings %q", result.Warnings)
 			}
-			kubelet(t, folder, use.other())
+			kubelet(t, directory, use.other())
 			difference, err := plane.Verify(t.Context(), rules, dataplane.VerifyOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -209,24 +209,24 @@ func TestRulesInBothVariants(t *testing.T) {
 			}
 
 			rules.Full = true
-			plane = New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
+			plane = New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")})
 			want := "nodeproxy-agent cleanup --iptables-variant " + string(use)
 			if result := mustApply(t, plane, rules); len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], want) {
 				t.Errorf("warnings %q, want %q", result.Warnings, want)
 			}
-			if chains, _ := chainsIn(t, folder, use.other()); !strings.Contains(strings.Join(chains, " "), "KUBE-SVC-") {
+			if chains, _ := chainsIn(t, directory, use.other()); !strings.Contains(strings.Join(chains, " "), "KUBE-SVC-") {
 				t.Errorf("the restarted agent does not program %s: %q", use.other(), chains)
 			}
 
 			// A named variant gets the warnings, too.
 			rules.Full = true
-			named := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, use.other())})
+			named := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, use.other())})
 			if result := mustApply(t, named, rules); len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], want) {
 				t.Errorf("with the variant named: warnings %q, want %q", result.Warnings, want)
 			}
 
 			// The command that the warning names.
-			if err := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, use)}).Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
+			if err := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, use)}).Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			rules.Full = true
@@ -234,12 +234,12 @@ func TestRulesInBothVariants(t *testing.T) {
 				t.Errorf("after the clean-up: %+v", result)
 			}
 
-			mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(folder, use)}), newRuleset(someServices(2)...))
-			if err := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")}).Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
+			mustApply(t, New(dataplane.IPv4, Options{Programs: NewPrograms(directory, use)}), newRuleset(someServices(2)...))
+			if err := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")}).Cleanup(context.Background(), dataplane.CleanupOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			for _, v := range []Variant{use, use.other()} {
-				chains, rules := chainsIn(t, folder, v)
+				chains, rules := chainsIn(t, directory, v)
 				for _, chain := range chains {
 					if chain != chainHint && chain != chainCanary && chain != chainFirewall {
 						t.Errorf("left behind in %s: %s", v, chain)
@@ -261,10 +261,10 @@ func TestRulesInBothVariants(t *testing.T) {
 // TestVariantIsNotGuessed: that one variant cannot be read for a moment must not
 // have the agent program the other one for as long as it runs.
 func TestVariantIsNotGuessed(t *testing.T) {
-	folder := ownNamespace(t, Legacy)
-	kubelet(t, folder, NFTables)
-	run(t, filepath.Join(folder, "iptables-legacy"), "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.1", "-j", "MASQUERADE")
-	save := filepath.Join(folder, "iptables-nft-save")
+	directory := ownNamespace(t, Legacy)
+	kubelet(t, directory, NFTables)
+	run(t, filepath.Join(directory, "iptables-legacy"), "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.1", "-j", "MASQUERADE")
+	save := filepath.Join(directory, "iptables-nft-save")
 	real, err := os.Readlink(save)
 	if err != nil {
 		t.Fatal(err)
@@ -272,7 +272,7 @@ func TestVariantIsNotGuessed(t *testing.T) {
 	if err := errors.Join(os.Remove(save), os.WriteFile(save, []byte("#!/bin/sh\nkill -9 $$\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	tool := newTools(dataplane.IPv4, NewPrograms(folder, ""), &Commits{})
+	tool := newTools(dataplane.IPv4, NewPrograms(directory, ""), &Commits{})
 	if err := tool.find(t.Context()); err == nil || !strings.Contains(err.Error(), "iptables-nft-save") {
 		t.Errorf("got %v, using %q", err, tool.version)
 	}
@@ -286,8 +286,8 @@ func TestVariantIsNotGuessed(t *testing.T) {
 
 // TestCleanupMakesNoLegacyTables cleans a node that never used that variant.
 func TestCleanupMakesNoLegacyTables(t *testing.T) {
-	folder := ownNamespace(t, NFTables)
-	plane := New(dataplane.IPv4, Options{Programs: NewPrograms(folder, "")})
+	directory := ownNamespace(t, NFTables)
+	plane := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")})
 	mustApply(t, plane, newRuleset(someServices(1)...))
 	if err := plane.Cleanup(t.Context(), dataplane.CleanupOptions{}); err != nil {
 		t.Fatal(err)
@@ -298,17 +298,17 @@ func TestCleanupMakesNoLegacyTables(t *testing.T) {
 }
 
 func TestVariantMissing(t *testing.T) {
-	folder := t.TempDir()
+	directory := t.TempDir()
 	for _, p := range []string{"iptables", "iptables-restore", "iptables-save"} {
-		if err := os.WriteFile(filepath.Join(folder, p), []byte("#!/bin/sh\necho 'iptables v1.8.9 (nf_tables)'\n"), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(directory, p), []byte("#!/bin/sh\necho 'iptables v1.8.9 (nf_tables)'\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, err := NewPrograms(folder, Legacy).find(t.Context(), dataplane.IPv4)
+	_, err := NewPrograms(directory, Legacy).find(t.Context(), dataplane.IPv4)
 	if err == nil || !strings.Contains(err.Error(), "no iptables of the legacy variant found; install") {
 		t.Errorf("error %v", err)
 	}
-	programs := NewPrograms(folder, "")
+	programs := NewPrograms(directory, "")
 	if _, err := programs.find(t.Context(), dataplane.IPv6); err == nil || !strings.Contains(err.Error(), "ip6tables not found") {
 		t.Errorf("IPv6: error %v", err)
 	}

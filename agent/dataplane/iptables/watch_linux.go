@@ -6,20 +6,22 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
 func (t *tools) watch(ctx context.Context, expected *atomic.Pointer[entries], changed func(dataplane.Change)) error {
 	if t.legacy() {
 		return watchEntries(ctx, t.family, expected, changed)
 	}
-	w := eventWatch{commits: t.commits, events: events{family: t.family, modes: t.modes}, changed: changed}
+	w := eventWatch{commits: t.commits, events: events(t.family, t.modes), changed: changed}
 	return w.run(ctx)
 }
 
@@ -36,10 +38,10 @@ const (
 // eventWatch follows the transactions of nf_tables that change something of ours.
 type eventWatch struct {
 	commits *Commits
-	events  events
+	events  nft.Events
 	changed func(dataplane.Change)
 
-	undecided []commit
+	undecided []nft.Commit
 	// lost: events are missing. Flooded: because the buffer was full, so much has changed at once.
 	lost, flooded bool
 	// baseline is Commits.others of a time up to which all is known.
@@ -57,21 +59,12 @@ type eventWatch struct {
 }
 
 func (w *eventWatch) run(ctx context.Context) error {
-	file, err := subscribe()
-	if err != nil {
+	if err := w.subscribe(); err != nil {
 		return err
 	}
-	defer func() { _ = file.Close() }() // nothing is lost by that
-	conn, err := file.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("follow the changes of nf_tables: %w", err)
-	}
-	defer context.AfterFunc(ctx, func() { _ = file.SetReadDeadline(time.Unix(1, 0)) })()
+	defer func() { _ = w.file.Close() }() // nothing is lost by that
+	defer context.AfterFunc(ctx, func() { _ = w.file.SetReadDeadline(time.Unix(1, 0)) })()
 	w.baseline, w.lost, w.flooded = 0, true, false // what came before is unknown
-	w.file = file
-	if err := conn.Control(func(fd uintptr) { w.socket = int(fd) }); err != nil {
-		return fmt.Errorf("follow the changes of nf_tables: %w", err)
-	}
 	if err := w.commits.watch(w); err != nil {
 		return err
 	}
@@ -82,7 +75,7 @@ func (w *eventWatch) run(ctx context.Context) error {
 		if w.waiting() {
 			deadline = time.Now().Add(undecidedPause)
 		}
-		if err := file.SetReadDeadline(deadline); err != nil {
+		if err := w.file.SetReadDeadline(deadline); err != nil {
 			return fmt.Errorf("follow the changes of nf_tables: %w", err)
 		}
 		// A deadline that was set meanwhile is for one of these.
@@ -93,16 +86,16 @@ func (w *eventWatch) run(ctx context.Context) error {
 			w.judge()
 			continue
 		}
-		n, err := receive(conn, buffer)
+		n, err := w.file.Read(buffer)
 		switch {
 		case err == nil:
-			for c := range w.events.read(buffer[:n]) {
+			for c := range w.events.Read(buffer[:n]) {
 				w.undecided = append(w.undecided, c)
 			}
 		case errors.Is(err, unix.ENOBUFS):
-			w.events.lost()
+			w.events.Lost()
 			w.lost, w.flooded = true, true
-		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, unix.EINTR):
+		case errors.Is(err, os.ErrDeadlineExceeded):
 		default:
 			return fmt.Errorf("follow the changes of nf_tables: %w", err)
 		}
@@ -120,14 +113,14 @@ func (w *eventWatch) judge() {
 	if !w.waiting() {
 		return
 	}
-	foreign, change := false, dataplane.Change{}
+	byOthers, change := false, dataplane.Change{}
 	open := w.undecided[:0]
 	for _, c := range w.undecided {
-		switch w.commits.author(c.generation, c.port) {
+		switch w.commits.author(c.Generation, c.Port) {
 		case undecided:
 			open = append(open, c)
 		case others:
-			foreign, change.By, change.Sure = true, c.by, change.Sure || c.removed
+			byOthers, change.By, change.Sure = true, c.By, change.Sure || c.Removed
 		}
 	}
 	w.undecided = open
@@ -138,31 +131,31 @@ func (w *eventWatch) judge() {
 		now, known := w.commits.others()
 		if known {
 			if now != w.baseline {
-				foreign, change.Sure = true, change.Sure || w.flooded
+				byOthers, change.Sure = true, change.Sure || w.flooded
 			}
 			w.baseline, w.lost, w.flooded = now, false, false
 		}
 	}
-	if foreign {
+	if byOthers {
 		w.changed(change)
 	}
 }
 
-// subscribe returns a socket of the calling thread's network namespace that
+// subscribe opens a socket of the calling thread's network namespace that
 // receives the events of nf_tables.
-func subscribe() (*os.File, error) {
+func (w *eventWatch) subscribe() error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
-		return nil, fmt.Errorf("follow the changes of nf_tables: %w", err)
+		return fmt.Errorf("follow the changes of nf_tables: %w", err)
 	}
-	file := os.NewFile(uintptr(fd), "nf_tables events")
+	w.file, w.socket = os.NewFile(uintptr(fd), "nf_tables events"), fd
 	// Without permission the usual size is enough: losses are noticed.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
 	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		_ = file.Close() // nothing is lost by that
-		return nil, fmt.Errorf("follow the changes of nf_tables: %w", err)
+		_ = w.file.Close() // nothing is lost by that
+		return fmt.Errorf("follow the changes of nf_tables: %w", err)
 	}
-	return file, nil
+	return nil
 }
 
 func (w *eventWatch) listen(on bool) error {
@@ -249,22 +242,6 @@ func (t *tools) unwatched(do func() error) error {
 	return t.commits.unwatched(do)
 }
 
-// receive reads a datagram, waiting for one until the deadline.
-func receive(conn syscall.RawConn, buffer []byte) (int, error) {
-	var (
-		n   int
-		err error
-	)
-	waitErr := conn.Read(func(fd uintptr) bool {
-		n, _, err = unix.Recvfrom(int(fd), buffer, 0)
-		return !errors.Is(err, unix.EAGAIN)
-	})
-	if waitErr != nil {
-		return 0, waitErr //nolint:wrapcheck // the caller adds what for
-	}
-	return n, err
-}
-
 // canaryPause is the time between checks of the legacy variant's tables.
 const canaryPause = 250 * time.Millisecond
 
@@ -308,15 +285,8 @@ func watchEntries(ctx context.Context, family dataplane.Family, expected *atomic
 		return err
 	}
 	defer func() { _ = unix.Close(socket.fd) }() // nothing is lost by that
-	ticker := time.NewTicker(canaryPause)
-	defer ticker.Stop()
 	var c canary
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+	for pause.For(ctx, clock.RealClock{}, canaryPause) {
 		before := expected.Load()
 		if before == nil {
 			continue // unknown, as while we write
@@ -332,6 +302,7 @@ func watchEntries(ctx context.Context, family dataplane.Family, expected *atomic
 			changed(change)
 		}
 	}
+	return nil
 }
 
 type canary struct {

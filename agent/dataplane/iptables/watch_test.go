@@ -17,20 +17,20 @@ import (
 // watched is a data plane on a real kernel that is watched.
 type watched struct {
 	*testing.T
-	folder  string
-	family  dataplane.Family
-	plane   *Dataplane
-	rules   *dataplane.Ruleset
-	changes chan dataplane.Change
-	start   time.Time // of what is to be noticed
+	directory string
+	family    dataplane.Family
+	plane     *Dataplane
+	rules     *dataplane.Ruleset
+	changes   chan dataplane.Change
+	start     time.Time // of what is to be noticed
 }
 
-// watch makes the kernel hold rules and watches them.
-func watch(t *testing.T, family dataplane.Family, folder string, rules *dataplane.Ruleset) *watched {
+// watch gives the kernel rules and watches them.
+func watch(t *testing.T, family dataplane.Family, directory string, rules *dataplane.Ruleset) *watched {
 	t.Helper()
 	w := &watched{
-		T: t, folder: folder, family: family, rules: rules,
-		plane:   New(family, Options{Programs: NewPrograms(folder, "")}),
+		T: t, directory: directory, family: family, rules: rules,
+		plane:   New(family, Options{Programs: NewPrograms(directory, "")}),
 		changes: make(chan dataplane.Change, 1000), start: time.Now(),
 	}
 	mustApply(t, w.plane, rules)
@@ -50,7 +50,7 @@ func (w *watched) nft() bool { return !w.plane.kernel.legacy() }
 // run runs an iptables program of the family.
 func (w *watched) run(end string, args ...string) string {
 	w.Helper()
-	return run(w.T, filepath.Join(w.folder, commandOf(w.family)+end), args...)
+	return run(w.T, filepath.Join(w.directory, commandOf(w.family)+end), args...)
 }
 
 // await waits until a change is noticed.
@@ -118,9 +118,9 @@ func (w *watched) quiet(what string) {
 	}
 }
 
-// awaitNamed waits until a change is noticed, with who made it where the kernel
-// tells. Where that has not counted a write of a repair, because it changed
-// nothing, an unknown program is suspected first.
+// awaitNamed waits until a change is noticed, and who made it, if the kernel reports
+// that. If the kernel has not counted a write of a repair, because it changed nothing,
+// an unknown program is suspected first.
 func (w *watched) awaitNamed(what string) {
 	w.Helper()
 	for c := w.await(what); w.nft() && c.By == ""; {
@@ -145,16 +145,16 @@ func servicesOf(family dataplane.Family, n int) *dataplane.Ruleset {
 // TestWatchNoticesWhatOthersUndo undoes rules in all the ways that are known
 // from the field.
 func TestWatchNoticesWhatOthersUndo(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
+	onRealKernel(t, func(t *testing.T, directory string) {
 		for _, family := range families {
-			noticeWhatOthersUndo(t, family, folder)
+			noticeWhatOthersUndo(t, family, directory)
 		}
 	})
 }
 
-func noticeWhatOthersUndo(t *testing.T, family dataplane.Family, folder string) {
+func noticeWhatOthersUndo(t *testing.T, family dataplane.Family, directory string) {
 	t.Helper()
-	w := watch(t, family, folder, servicesOf(family, 3))
+	w := watch(t, family, directory, servicesOf(family, 3))
 	service := ""
 	for _, p := range w.plane.actual.services {
 		service = p.chains[0].name
@@ -171,7 +171,7 @@ func noticeWhatOthersUndo(t *testing.T, family dataplane.Family, folder string) 
 		{"a rule of our own too many", func() { w.run("", "-t", "nat", "-A", chainServices, "-j", "RETURN") }},
 		{"a jump removed from nat", func() { w.run("", strings.Fields("-t nat -D PREROUTING 1")...) }},
 		{"a jump removed from filter", func() { w.run("", strings.Fields("-D FORWARD 1")...) }},
-		{"a foreign restore", func() { w.restore("*nat\n:MINE - [0:0]\n-A MINE -j RETURN\nCOMMIT\n") }},
+		{"a restore by another program", func() { w.restore("*nat\n:MINE - [0:0]\n-A MINE -j RETURN\nCOMMIT\n") }},
 		{"a rule replaced", func() { w.run("", "-t", "nat", "-R", chainMarkMasq, "1", "-m", "mark", "--mark", "1", "-j", "RETURN") }},
 	}
 	if w.nft() {
@@ -221,7 +221,7 @@ func (w *watched) drain() {
 
 func (w *watched) runInput(input, end string, args ...string) {
 	w.Helper()
-	cmd := exec.Command(filepath.Join(w.folder, commandOf(w.family)+end), args...)
+	cmd := exec.Command(filepath.Join(w.directory, commandOf(w.family)+end), args...)
 	cmd.Stdin = strings.NewReader(input)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		w.Fatalf("%s: %v: %s", end, err, out)
@@ -231,8 +231,8 @@ func (w *watched) runInput(input, end string, args ...string) {
 // TestWatchKnowsWhatIsOurs: what we write does not count, also where others write
 // something else at the same time.
 func TestWatchKnowsWhatIsOurs(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
-		w := watch(t, dataplane.IPv4, folder, servicesOf(dataplane.IPv4, 3))
+	onRealKernel(t, func(t *testing.T, directory string) {
+		w := watch(t, dataplane.IPv4, directory, servicesOf(dataplane.IPv4, 3))
 		if !w.nft() {
 			for i := range 10 {
 				w.write(i)
@@ -284,8 +284,8 @@ func (w *watched) write(i int) {
 // TestWatchPausesWhileAllIsWritten: what others do meanwhile is noticed
 // afterwards.
 func TestWatchPausesWhileAllIsWritten(t *testing.T) {
-	onRealKernel(t, func(t *testing.T, folder string) {
-		w := watch(t, dataplane.IPv4, folder, servicesOf(dataplane.IPv4, 3))
+	onRealKernel(t, func(t *testing.T, directory string) {
+		w := watch(t, dataplane.IPv4, directory, servicesOf(dataplane.IPv4, 3))
 		if !w.nft() {
 			return // nothing pauses
 		}

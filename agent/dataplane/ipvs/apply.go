@@ -90,7 +90,7 @@ func (o operations) Large(name dataplane.ServiceName, svc *dataplane.Service) bo
 func (o operations) Conflicts() iter.Seq2[dataplane.ServiceName, engine.Conflict] {
 	return func(yield func(dataplane.ServiceName, engine.Conflict) bool) {
 		for name, c := range o.conflicts.of {
-			if !yield(name, engine.Conflict{Reason: c.reason, Served: c.served}) {
+			if !yield(name, c.Conflict) {
 				return
 			}
 		}
@@ -121,10 +121,11 @@ const largest = 500
 func isLarge(svc *dataplane.Service, actual *servicePlan) bool {
 	servers, reals, entries := 0, 0, 0
 	if svc != nil {
-		servers = len(svc.Ports) * (1 + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs))
+		addresses := 1 + len(svc.ExternalIPs) + len(svc.LoadBalancerIPs)
+		servers = len(svc.Ports) * addresses
 		entries = len(svc.Ports) * len(svc.LoadBalancerIPs) * len(svc.SourceRanges)
 		for i := range svc.Ports {
-			reals += len(svc.Ports[i].Cluster)
+			reals += len(svc.Ports[i].Cluster) * addresses
 		}
 	}
 	if actual != nil {

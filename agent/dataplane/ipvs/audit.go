@@ -13,7 +13,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 )
 
 // Verify compares the kernel to the state that the last Apply left there or, for an audit,
@@ -106,7 +106,7 @@ func (d *Dataplane) gone(state *snapshot) []Key {
 
 // differs compares the desired to the actual state. Services whose actual state is unknown
 // do not count.
-func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *desired, e *evidence) (dataplane.Difference, *iptables.FixedState, error) {
+func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *desired, e *evidence) (dataplane.Difference, *fixedrules.State, error) {
 	diff := compare(want, e.state, &scope{
 		prune: r.Prune && len(d.engine.Rejected) == 0, preserved: engine.PreservedOf(r), ours: e.ours,
 		previous: d.previous, known: d.known, draining: d.drains,
@@ -123,7 +123,7 @@ func (d *Dataplane) differs(ctx context.Context, r *dataplane.Ruleset, want *des
 }
 
 // counts counts our objects in the kernel, including the fixed rules.
-func (e *evidence) counts(rules *iptables.FixedState) dataplane.Counts {
+func (e *evidence) counts(rules *fixedrules.State) dataplane.Counts {
 	out := dataplane.Counts{dataplane.Chains: rules.Chains, dataplane.Rules: rules.Rules}
 	for k := range e.state.servers {
 		if e.ours(k) {
@@ -171,7 +171,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	}
 	found := findings(diff, want.desired, e.state)
 	for _, name := range slices.SortedFunc(maps.Keys(want.conflicts.of), dataplane.ServiceName.Compare) {
-		reason := want.conflicts.of[name].reason
+		reason := want.conflicts.of[name].Reason
 		found = append(found, dataplane.Finding{Service: name, Key: "ipvs conflict " + name.String() + " " + reason, Text: "Service " + name.String() + ": " + reason})
 	}
 	out := dataplane.DifferenceOf(append(found, rules.Findings...), dataplane.VerifyOptions{Audit: true})

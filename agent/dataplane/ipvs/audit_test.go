@@ -97,7 +97,7 @@ func TestWatch(t *testing.T) {
 		b.plane.Watch(ctx, func(c dataplane.Change) { changes <- c })
 	}()
 	defer func() { cancel(); <-done }()
-	told := func(what string) {
+	reported := func(what string) {
 		t.Helper()
 		select {
 		case c := <-changes:
@@ -118,7 +118,7 @@ func TestWatch(t *testing.T) {
 		b.r.Full = true
 		b.apply()
 	}
-	told("address")
+	reported("address")
 	if err := b.kernel.DeleteServer(tcp("10.0.0.1", 80)); err != nil {
 		t.Fatal(err)
 	}
@@ -126,17 +126,17 @@ func TestWatch(t *testing.T) {
 		<-time.After(time.Millisecond)
 	}
 	b.clock.Step(5 * time.Second)
-	told("server")
+	reported("server")
 	b.r.Full = true
 	b.apply()
 	if err := b.kernel.Unbind(ip("10.0.0.1")); err != nil {
 		t.Fatal(err)
 	}
-	told("last address")
+	reported("last address")
 	if err := b.kernel.DeleteDevice(); err != nil { // only its deletion is left to report
 		t.Fatal(err)
 	}
-	told("device")
+	reported("device")
 	if len(changes) > 0 {
 		t.Errorf("%d more", len(changes))
 	}

@@ -38,7 +38,7 @@ func benchServices(family dataplane.Family, count, endpoints int) []*dataplane.S
 			a := netip.MustParseAddr(fmt.Sprintf(pod, (i*endpoints+n)/250, (i*endpoints+n)%250+1))
 			p.Cluster = append(p.Cluster, netip.AddrPortFrom(a, 8080))
 		}
-		p.Members = p.Cluster[:min(2, endpoints)]
+		p.LocalEndpoints = p.Cluster[:min(2, endpoints)]
 		out[i] = &dataplane.Service{
 			Name:      dataplane.ServiceName{Namespace: "bench", Name: fmt.Sprintf("s%d", i)},
 			ClusterIP: netip.MustParseAddr(fmt.Sprintf(service, i/250, i%250+1)), Ports: []dataplane.Port{p},

@@ -11,10 +11,12 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // CleanupMode implements dataplane.ModeCleaner. The rules of the other mode meet packets first, so
-// virtual servers get no new connections; existing ones depend on IPVS alone. So virtual
+// virtual servers get no new connections; existing ones depend on IPVS alone, so virtual
 // servers with connections stay, with their addresses and the rules, until these end, or
 // for drainBound since the first call. What there is, it finds in the kernel, as after a
 // restart or after kube-proxy.
@@ -39,7 +41,7 @@ func (d *Dataplane) CleanupMode(ctx context.Context, r *dataplane.Ruleset) (stri
 	if err != nil {
 		return "", err
 	}
-	p := &modeCleanup{Dataplane: d, evidence: e, ctx: ctx}
+	p := &modeCleanup{Dataplane: d, evidence: e, ctx: ctx, running: r.Mode}
 	p.source = p.sourceOf(&r.Node)
 	if d.cleanupUntil.IsZero() {
 		d.cleanupUntil = d.clock.Now().Add(drainBound)
@@ -57,8 +59,8 @@ func (d *Dataplane) CleanupMode(ctx context.Context, r *dataplane.Ruleset) (stri
 		d.cleanupUntil = time.Time{} // another proxy may leave connections again
 		return "", p.rest()
 	}
-	return fmt.Sprintf("%d connections of %d virtual servers, such as %s, may continue until %s",
-		p.connections, len(p.stay), slices.MinFunc(p.stay, Key.Compare), d.cleanupUntil.UTC().Format(time.RFC3339)), nil
+	return fmt.Sprintf("%s of %s, such as %s, may continue until %s",
+		wording.Count(p.connections, "connection"), wording.Count(len(p.stay), "virtual server"), slices.MinFunc(p.stay, Key.Compare), d.cleanupUntil.UTC().Format(time.RFC3339)), nil
 }
 
 // present reports whether the kernel may have something of this mode. Unlike Kernel.Open it
@@ -76,6 +78,8 @@ type modeCleanup struct {
 	*Dataplane
 	*evidence
 	ctx context.Context //nolint:containedctx // it lives for one call
+	// running is the mode that runs now.
+	running v1alpha1.ProxyMode
 	// own are the virtual servers of the mode, and stay those of them with connections.
 	own, stay   []Key
 	connections int
@@ -207,7 +211,7 @@ func (p *modeCleanup) rest() error {
 			return err
 		}
 	}
-	if err := p.rules.CleanupMode(p.ctx); err != nil {
+	if err := p.rules.CleanupMode(p.ctx, p.running); err != nil {
 		return err
 	}
 	if len(p.state.sets) == 0 {
@@ -216,13 +220,16 @@ func (p *modeCleanup) rest() error {
 	return p.kernel.DeleteSets(slices.Sorted(maps.Keys(p.state.sets)))
 }
 
+// Relinquish implements dataplane.Dataplane: another proxy takes over what the mode has.
+func (*Dataplane) Relinquish(context.Context, bool) (string, error) { return "", nil }
+
 // Cleanup removes our virtual servers, the rules, the device and the ipsets of the family.
 // It identifies our virtual servers by the kernel's state, as after a restart. Others stay,
 // and those in ranges that the settings, or o, exclude. Without IPVS there is only the rest
 // to remove.
 func (d *Dataplane) Cleanup(ctx context.Context, o dataplane.CleanupOptions) error {
-	if o.Exclude != nil {
-		d.exclude = ofFamily(d.family, o.Exclude)
+	if o.PreservedRanges != nil {
+		d.exclude = ofFamily(d.family, o.PreservedRanges)
 	}
 	d.watched.pause()
 	d.forget()

@@ -66,7 +66,7 @@ func TestCleanupMode(t *testing.T) {
 			}
 			again(b)
 			b.connections(tcp("10.0.0.3", 80), "10.180.0.3:80", 0, 0)
-			if pending := clean(b); !strings.Contains(pending, "1 connections of 1 virtual servers") {
+			if pending := clean(b); !strings.Contains(pending, "1 connection of 1 virtual server,") {
 				t.Error(pending)
 			}
 			b.clock.Step(14 * time.Minute)
@@ -92,7 +92,7 @@ func TestCleanupMode(t *testing.T) {
 			again(b)
 			b.clock.Step(time.Hour)
 			b.leave(tcp("192.168.0.2", 30001), "10.180.0.1:80")
-			if pending := clean(b); !strings.Contains(pending, "1 connections of 1 virtual servers") {
+			if pending := clean(b); !strings.Contains(pending, "1 connection of 1 virtual server,") {
 				t.Errorf("of another proxy, later: %q", pending)
 			}
 		})
@@ -115,7 +115,7 @@ func TestCleanupMode(t *testing.T) {
 			t.Error(pending)
 		}
 	})
-	t.Run("it cannot be told", func(t *testing.T) {
+	t.Run("it cannot be determined", func(t *testing.T) {
 		b := start(t)
 		b.kernel.Lacks = errBoom
 		if pending, err := b.plane.CleanupMode(context.Background(), b.r); !errors.Is(err, errBoom) {
@@ -182,8 +182,8 @@ func TestExcludedStays(t *testing.T) {
 		"cleanup of all": clean,
 		"cleanup of all after restart": func(b *bench) error {
 			b.restart()
-			ranges, err := dataplane.ExcludedRanges(b.r.Node.Settings.IPVS.ExcludeCIDRs)
-			return errors.Join(err, b.plane.Cleanup(context.Background(), dataplane.CleanupOptions{Exclude: ranges}))
+			ranges, err := dataplane.ParsePreserved(b.r.Node.Settings.IPVS.ExcludeCIDRs)
+			return errors.Join(err, b.plane.Cleanup(context.Background(), dataplane.CleanupOptions{PreservedRanges: ranges}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

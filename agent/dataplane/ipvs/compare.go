@@ -23,10 +23,7 @@ type snapshot struct {
 }
 
 // has reports whether an ipset has an entry.
-func (s *snapshot) has(set SetName, e Entry) bool {
-	_, found := s.sets[set][e]
-	return found
-}
+func (s *snapshot) has(set SetName, e Entry) bool { return s.sets[set].Has(e) }
 
 // scope limits what a comparison finds.
 type scope struct {

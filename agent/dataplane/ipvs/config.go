@@ -6,8 +6,10 @@ import (
 	"slices"
 	"strconv"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -58,7 +60,7 @@ func newConfig(family dataplane.Family, n *dataplane.Node, addresses []netip.Add
 	if c.exclude, err = excludedBy(family, s.IPVS.ExcludeCIDRs); err != nil {
 		return nil, err
 	}
-	if c.podMatch, err = iptables.PodMatch(family, n); err != nil {
+	if c.podMatch, err = fixedrules.PodMatch(family, n); err != nil {
 		return nil, err
 	}
 	nodePorts, err := dataplane.NodePortsOf(family, n)
@@ -71,7 +73,7 @@ func newConfig(family dataplane.Family, n *dataplane.Node, addresses []netip.Add
 
 // excludedBy parses the ranges of a family in excludeCIDRs.
 func excludedBy(family dataplane.Family, cidrs []string) ([]netip.Prefix, error) {
-	all, err := dataplane.ExcludedRanges(cidrs)
+	all, err := dataplane.ParsePreserved(cidrs)
 	return ofFamily(family, all), err
 }
 
@@ -117,8 +119,8 @@ func (c *config) onNode(a netip.Addr) bool {
 
 // ofOthers returns those of a Service's addresses that belong to other Nodes. Bound to
 // kube-ipvs0, they would be local here, and the other Nodes unreachable.
-func (c *config) ofOthers(s *dataplane.Service) map[netip.Addr]struct{} {
+func (c *config) ofOthers(s *dataplane.Service) sets.Set[netip.Addr] {
 	out := s.OfOthers(c.ownIPs)
-	maps.DeleteFunc(out, func(a netip.Addr, _ struct{}) bool { return c.onNode(a) })
+	maps.DeleteFunc(out, func(a netip.Addr, _ sets.Empty) bool { return c.onNode(a) })
 	return out
 }

@@ -10,14 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // conflict is why a Service does not have everything that it asks for.
 type conflict struct {
-	reason string
-	// served is the Service as it is served nevertheless.
-	served *dataplane.Service
+	engine.Conflict
 	// lost are the virtual servers that another Service has.
 	lost []Key
 }
@@ -27,10 +26,6 @@ type conflicts struct {
 	of map[dataplane.ServiceName]*conflict
 	// losers are the Services that have lost a virtual server to another one.
 	losers map[Key]map[dataplane.ServiceName]struct{}
-}
-
-func newConflicts() conflicts {
-	return conflicts{map[dataplane.ServiceName]*conflict{}, map[Key]map[dataplane.ServiceName]struct{}{}}
 }
 
 // set replaces the conflict of a Service; nil: it has none.
@@ -66,7 +61,7 @@ type resolved struct {
 }
 
 func newResolved(c *config) *resolved {
-	return &resolved{desired: newDesired(c), conflicts: newConflicts()}
+	return &resolved{desired: newDesired(c), conflicts: conflicts{map[dataplane.ServiceName]*conflict{}, map[Key]map[dataplane.ServiceName]struct{}{}}}
 }
 
 // has returns a virtual server that another Service has.
@@ -117,7 +112,13 @@ func (r *resolved) plan(svc *dataplane.Service, plan *servicePlan, others unmana
 		} else if actual, found := r.has(s.Key); found {
 			lack.lost = append(lack.lost, s.Key)
 			reason = fmt.Sprintf("%s %s %s already; one of the two must give up the address or the port", s.Key, v1alpha1.ServedForAnother, actual.owner)
-			early = append(early, r.acceptEarly(actual)...)
+			// Otherwise packets to a load-balancer address under policy Local are masqueraded for the
+			// NodePort that another Service has lost there: in the ipsets its port applies to all
+			// addresses, and they are matched before load-balancer addresses are accepted. External
+			// addresses are accepted earlier.
+			if r.config.acceptsLocal(r.planOf(actual.owner), actual.Key) {
+				early = append(early, setEntry{r.config.set(setExternalIPLocal), keyEntry(actual.Key)})
+			}
 		} else {
 			continue
 		}
@@ -134,7 +135,7 @@ func (r *resolved) plan(svc *dataplane.Service, plan *servicePlan, others unmana
 		rest := r.config.planService(svc, barred)
 		plan = &rest
 		plan.enter(early...)
-		lack.reason, lack.served = strings.Join(reasons, "; "), r.config.without(svc, barred)
+		lack.Reason, lack.Served = strings.Join(reasons, "; "), r.config.without(svc, barred)
 		r.conflicts.set(svc.Name, &lack)
 	}
 	r.set(svc.Name, plan)
@@ -181,17 +182,6 @@ func (c *config) without(svc *dataplane.Service, barred sets.Set[Key]) *dataplan
 		}
 	}
 	return &out
-}
-
-// acceptEarly prevents that packets to a load-balancer address under policy Local are
-// masqueraded for the NodePort that another Service has lost there: in the ipsets its port
-// applies to all addresses, and they are matched before load-balancer addresses are
-// accepted. External addresses are accepted earlier.
-func (r *resolved) acceptEarly(has ownedServer) []setEntry {
-	if !r.config.acceptsLocal(r.planOf(has.owner), has.Key) {
-		return nil
-	}
-	return []setEntry{{r.config.set(setExternalIPLocal), keyEntry(has.Key)}}
 }
 
 // acceptsLocal reports whether a plan has a load-balancer address under policy Local.

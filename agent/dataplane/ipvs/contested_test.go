@@ -71,7 +71,7 @@ func (b *bench) contest(when string, result dataplane.Result, nodePortWins bool)
 // name, in any order and after a restart.
 func TestContested(t *testing.T) {
 	at := func(n int64) dataplane.Precedence { return dataplane.Precedence{Created: time.Unix(n, 0)} }
-	held := func(n int64) dataplane.Precedence {
+	retained := func(n int64) dataplane.Precedence {
 		return dataplane.Precedence{Created: time.Unix(n, 0), Retained: true}
 	}
 	for _, c := range []struct {
@@ -82,8 +82,8 @@ func TestContested(t *testing.T) {
 		{"the NodePort is older", at(1), at(2), true},
 		{"the NodePort is younger", at(2), at(1), false},
 		{"of one age", at(1), at(1), false},
-		{"the NodePort is older, but held", held(1), at(2), false},
-		{"the NodePort is younger, the other one held", at(2), held(1), true},
+		{"the NodePort is older, but retained", retained(1), at(2), false},
+		{"the NodePort is younger, the other one retained", at(2), retained(1), true},
 		{"the NodePort is of no age", dataplane.Precedence{}, at(9), false},
 		{"the other one is of no age", at(9), dataplane.Precedence{}, true},
 	} {
@@ -118,11 +118,11 @@ func TestContestedAnew(t *testing.T) {
 	b := newBench(t)
 	nodePort, external := contenders(dataplane.Precedence{Created: time.Unix(1, 0)}, dataplane.Precedence{Created: time.Unix(2, 0)})
 	b.set(nodePort, external)
-	b.contest("at first", b.apply(), true)
+	b.contest("initially", b.apply(), true)
 	gone := *nodePort
 	gone.Precedence.Retained = true
 	b.set(&gone)
-	b.contest("the winner is held", b.apply(), false)
+	b.contest("the winner is retained", b.apply(), false)
 	b.set(nodePort)
 	b.contest("it is back", b.apply(), true)
 	b.remove(nodePort)
@@ -238,10 +238,10 @@ func TestContestedAlone(t *testing.T) {
 	b.verified()
 	b.set(nodePort)
 	b.contest("the older one is back", apply("the older one is back"), true)
-	held := *nodePort
-	held.Precedence.Retained = true
-	b.set(&held)
-	b.contest("it is held", apply("it is held"), false)
+	retained := *nodePort
+	retained.Precedence.Retained = true
+	b.set(&retained)
+	b.contest("it is retained", apply("it is retained"), false)
 }
 
 // TestLargeServicesComeLast: others do not wait for them.

@@ -12,7 +12,7 @@ func Declaration() dataplane.Declaration {
 	out := dataplane.Declaration{
 		Mode: v1alpha1.ModeIPVS, Precedence: 30, OwnFlows: true, BindsAddresses: true,
 		Matches: []string{"set", "ipvs", "physdev"},
-		Advice:  "Kubernetes retires kube-proxy's ipvs mode (off by default in 1.40, removed in 1.43): plan to move to mode IPTables",
+		Advice:  "Kubernetes has deprecated kube-proxy's ipvs mode (off by default in 1.40, removed in 1.43): plan to move to mode IPTables",
 		Metrics: []dataplane.ObjectMetric{
 			{Object: dataplane.VirtualServers, Name: "ipvs_virtual_servers", Help: "IPVS virtual servers of nodeproxy in the kernel." + only},
 			{Object: dataplane.RealServers, Name: "ipvs_real_servers", Help: "Real servers of all virtual servers of nodeproxy together." + only},

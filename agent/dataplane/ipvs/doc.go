@@ -25,7 +25,7 @@
 //   - write.go: writes a difference, in order
 //   - drain.go: draining real servers
 //   - tune.go: sysctls and timeouts
-//   - clean.go: cleans up, at once or while connections continue
+//   - cleanup.go: cleans up, at once or while connections continue
 //
 // What notices changes: watch.go.
 //

@@ -16,14 +16,14 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // fixedRules replaces iptables.FixedRules.
 type fixedRules struct {
-	held    iptables.Fixed
+	held    fixedrules.Rules
 	applied int
 	fail    error
 	before  func() error // called before each Apply
@@ -31,7 +31,7 @@ type fixedRules struct {
 
 func (f *fixedRules) Supported(context.Context) error { return f.fail }
 
-func (f *fixedRules) Apply(_ context.Context, want iptables.Fixed) (bool, error) {
+func (f *fixedRules) Apply(_ context.Context, want fixedrules.Rules) (bool, error) {
 	if f.before != nil {
 		if err := f.before(); err != nil {
 			return false, err
@@ -43,8 +43,8 @@ func (f *fixedRules) Apply(_ context.Context, want iptables.Fixed) (bool, error)
 	return changed, f.fail
 }
 
-func (f *fixedRules) Compare(_ context.Context, want iptables.Fixed) (iptables.FixedState, error) {
-	out := iptables.FixedState{Chains: len(f.held.Chains)}
+func (f *fixedRules) Compare(_ context.Context, want fixedrules.Rules) (fixedrules.State, error) {
+	out := fixedrules.State{Chains: len(f.held.Chains)}
 	have := map[string][]string{}
 	for _, c := range f.held.Chains {
 		have[c.Table+c.Name] = c.Rules
@@ -57,13 +57,13 @@ func (f *fixedRules) Compare(_ context.Context, want iptables.Fixed) (iptables.F
 	return out, f.fail
 }
 
-func (f *fixedRules) CleanupMode(context.Context) error {
-	f.held = iptables.Fixed{}
+func (f *fixedRules) CleanupMode(context.Context, v1alpha1.ProxyMode) error {
+	f.held = fixedrules.Rules{}
 	return f.fail
 }
 
 func (f *fixedRules) Cleanup(context.Context) error {
-	f.held = iptables.Fixed{}
+	f.held = fixedrules.Rules{}
 	return f.fail
 }
 

@@ -108,7 +108,7 @@ func (p *fullPass) probeAll() error {
 }
 
 // modified returns what another program has changed since the last Apply. Dirty Services
-// do not count: they may have been written in part. Nor do those whose actual state is
+// do not count: they may have been written in part. Neither do those whose actual state is
 // unknown or reduced.
 func (p *fullPass) modified() dataplane.Difference {
 	s := p.scope

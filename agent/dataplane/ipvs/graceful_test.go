@@ -163,37 +163,43 @@ func TestOnlyTCPDrains(t *testing.T) {
 
 // TestFollowWakesForDrains: Follow asks for an Apply when a check is due.
 func TestFollowWakesForDrains(t *testing.T) {
-	b := newBench(t)
-	b.set(service(1, "10.180.0.1:80", "10.180.0.2:80"))
-	b.apply()
-	ctx, cancel := context.WithCancel(context.Background())
-	changed, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		b.plane.Follow(ctx, func() {
-			select {
-			case changed <- struct{}{}:
-			case <-ctx.Done():
-			}
-		})
-	}()
-	defer func() { cancel(); <-done }()
-	b.connections(tcp("10.0.0.1", 80), "10.180.0.2:80", 1, 0)
-	b.set(service(1, "10.180.0.1:80"))
-	b.apply()
-	for range 3 {
-		b.clock.Step(10 * time.Second)
-		select {
-		case <-changed:
-		case <-time.After(10 * time.Second):
-			t.Fatal("not told")
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.set(service(1, "10.180.0.1:80", "10.180.0.2:80"))
+		b.apply()
+		ctx, cancel := context.WithCancel(t.Context())
+		changed, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			b.plane.Follow(ctx, func() {
+				select {
+				case changed <- struct{}{}:
+				case <-ctx.Done():
+				}
+			})
+		}()
+		defer func() { cancel(); <-done }()
+		step := func() {
+			synctest.Wait() // until Follow waits for the time that the last Apply has set
+			b.clock.Step(10 * time.Second)
 		}
+		b.connections(tcp("10.0.0.1", 80), "10.180.0.2:80", 1, 0)
+		b.set(service(1, "10.180.0.1:80"))
+		b.apply()
+		for range 3 {
+			step()
+			select {
+			case <-changed:
+			case <-time.After(10 * time.Second):
+				t.Fatal("not reported")
+			}
+			b.recheck()
+		}
+		b.connections(tcp("10.0.0.1", 80), "10.180.0.2:80", 0, 0)
+		step()
 		b.recheck()
-	}
-	b.connections(tcp("10.0.0.1", 80), "10.180.0.2:80", 0, 0)
-	b.clock.Step(10 * time.Second)
-	b.recheck()
-	b.has(tcp("10.0.0.1", 80), "rr 10.180.0.1:80")
+		b.has(tcp("10.0.0.1", 80), "rr 10.180.0.1:80")
+	})
 }
 
 // TestAuditForgetsDrains: after an audit, draining real servers are left to another proxy.

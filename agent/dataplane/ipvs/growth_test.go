@@ -64,6 +64,13 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
+// TestGrowthTogether: nor do addresses times endpoints take time: what many virtual servers have in
+// common is planned once.
+func TestGrowthTogether(t *testing.T) {
+	c := testConfig(t, dataplane.IPv4, nil)
+	growth.Service(t, dataplanetest.Sized, func(s *dataplane.Service) { c.planService(s, nil) })
+}
+
 // TestContendersAlone: a change of the owner of a virtual server concerns the Services that ask for
 // it, not all with conflicts. Changes of endpoints concern no other Service.
 func TestContendersAlone(t *testing.T) {

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,20 +16,22 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // Rules programs the fixed iptables rules of one IP family; iptables.FixedRules does.
 type Rules interface {
-	// Supported returns nil, or an error that wraps dataplane.ErrUnsupported and says what
+	// Supported returns nil, or an error that wraps dataplane.ErrUnsupported and states what
 	// is missing and what to do.
 	Supported(ctx context.Context) error
 	// Apply writes the rules, and reports whether it had to change anything.
-	Apply(ctx context.Context, want iptables.Fixed) (changed bool, err error)
+	Apply(ctx context.Context, want fixedrules.Rules) (changed bool, err error)
 	// Compare compares the kernel to the rules and writes nothing.
-	Compare(ctx context.Context, want iptables.Fixed) (iptables.FixedState, error)
-	// CleanupMode removes our rules, except those that mode IPTables has too.
-	CleanupMode(ctx context.Context) error
+	Compare(ctx context.Context, want fixedrules.Rules) (fixedrules.State, error)
+	// CleanupMode removes our rules, except those that modes share, unless the running mode has
+	// none of these.
+	CleanupMode(ctx context.Context, running v1alpha1.ProxyMode) error
 	// Cleanup removes all chains of the mode and the jumps to them.
 	Cleanup(ctx context.Context) error
 	// Watch calls changed whenever another program may have changed what the last Apply
@@ -70,7 +73,7 @@ type Dataplane struct {
 	// next is the config by which the running Apply plans all Services.
 	next *config
 	// fixed are the fixed rules in the kernel.
-	fixed iptables.Fixed
+	fixed fixedrules.Rules
 	// known are the virtual servers that we have added, and for which Service.
 	known map[Key]dataplane.ServiceName
 	// denied are virtual servers of another program that look like ours because we had
@@ -115,12 +118,8 @@ var (
 
 // New returns a Dataplane for one IP family. It touches nothing yet.
 func New(family dataplane.Family, o Options) *Dataplane {
-	if o.ProcDirectory == "" {
-		o.ProcDirectory = "/proc"
-	}
-	if o.SysctlDirectory == "" {
-		o.SysctlDirectory = filepath.Join(o.ProcDirectory, "sys")
-	}
+	o.ProcDirectory = cmp.Or(o.ProcDirectory, "/proc")
+	o.SysctlDirectory = cmp.Or(o.SysctlDirectory, filepath.Join(o.ProcDirectory, "sys"))
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}

@@ -74,7 +74,7 @@ func (r Real) connections() int { return r.Active + r.Inactive }
 type Kernel interface {
 	// Open checks for what the other methods need. It costs nothing once it has
 	// succeeded. If the node lacks something, the error wraps dataplane.ErrUnsupported
-	// and says what to do; it is a *NoIPVSError if IPVS itself is missing.
+	// and explains what to do; it is a *NoIPVSError if IPVS itself is missing.
 	Open() error
 	// Probe checks whether the kernel has IPVS for the family, and a scheduler, by
 	// creating, reading and deleting a virtual server: without IPVS the library
@@ -169,7 +169,7 @@ type Timeouts struct{ TCP, TCPFin, UDP uint32 }
 // SchedulerError means that the kernel has IPVS, but not this scheduler.
 type SchedulerError struct{ Scheduler string }
 
-// Error says what to do, human-readable.
+// Error explains what to do, human-readable.
 func (e *SchedulerError) Error() string {
 	return "the kernel has no IPVS scheduler " + e.Scheduler + ": load its module (modprobe ip_vs_" + e.Scheduler + ") on the node, or choose another one"
 }
@@ -177,7 +177,7 @@ func (e *SchedulerError) Error() string {
 // NoIPVSError means that the kernel has no IPVS for the family, and so no virtual servers.
 type NoIPVSError struct{ Err error }
 
-// Error says what to do, human-readable.
+// Error explains what to do, human-readable.
 func (e *NoIPVSError) Error() string { return e.Err.Error() }
 
 // Unwrap returns an error that wraps dataplane.ErrUnsupported.

@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 )
 
 // ownedServer is a virtual server and the Service that needs it.
@@ -173,4 +173,4 @@ func (w *desired) renounce(entries []setEntry) {
 }
 
 // rules returns the desired chains and jumps.
-func (w *desired) rules() iptables.Fixed { return w.config.rules(w.needs.used, w.needs.out) }
+func (w *desired) rules() fixedrules.Rules { return w.config.rules(w.needs.used, w.needs.out) }

@@ -16,7 +16,7 @@ import (
 const (
 	// dumpTries bounds how often a list is read that changes meanwhile.
 	dumpTries = 10
-	// yieldProtocol marks the routes of yielded addresses, to tell them from those of the
+	// yieldProtocol marks the routes of yielded addresses, to distinguish them from those of the
 	// kernel and other programs.
 	yieldProtocol = 78
 	// yieldPriority places a route after the kernel's own for a bound address.
@@ -38,7 +38,7 @@ type device struct {
 }
 
 // find makes the kernel load the driver, by a request that the driver must reject: no
-// interface may have this hardware address. So it creates nothing.
+// interface may have this hardware address, so it creates nothing.
 func (d *device) find() error {
 	multicast := net.HardwareAddr{1, 0, 0, 0, 0, 0}
 	if err := d.add(multicast); !errors.Is(err, unix.EADDRNOTAVAIL) {

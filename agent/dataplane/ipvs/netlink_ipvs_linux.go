@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 const (
@@ -77,7 +76,7 @@ func (v *virtualServers) try(f func(*moby.Handle) error) error {
 
 // openIPVS opens a socket to IPVS. The library asks the kernel for the number of IPVS once
 // in a process. Without IPVS it continues with another number, and the kernel reports
-// success for everything and does nothing. So the kernel is asked here, which makes it load
+// success for everything and does nothing. This asks the kernel, which makes it load
 // the module, and the number is set in the library.
 func openIPVS() (*moby.Handle, error) {
 	numberMu.Lock()
@@ -124,19 +123,14 @@ func timeouts(h *moby.Handle) (c *moby.Config, err error) {
 	return c, err
 }
 
-// protocolNumbers are the kernel's.
-var protocolNumbers = map[v1alpha1.Protocol]uint16{
-	v1alpha1.ProtocolTCP: unix.IPPROTO_TCP, v1alpha1.ProtocolUDP: unix.IPPROTO_UDP, v1alpha1.ProtocolSCTP: unix.IPPROTO_SCTP,
-}
-
 // name identifies a virtual server for the library.
 func (v *virtualServers) name(k Key) *moby.Service {
 	s := &moby.Service{
-		Address: k.Addr.AsSlice(), Port: k.Port, Protocol: protocolNumbers[k.Protocol],
-		AddressFamily: unix.AF_INET, Netmask: 0xffffffff,
+		Address: k.Addr.AsSlice(), Port: k.Port, Protocol: uint16(dataplane.ProtocolNumber(k.Protocol)),
+		AddressFamily: uint16(v.family.Number()), Netmask: 0xffffffff,
 	}
 	if v.family == dataplane.IPv6 {
-		s.AddressFamily, s.Netmask = unix.AF_INET6, 128 // here it is the length
+		s.Netmask = 128 // here it is the length
 	}
 	return s
 }
@@ -152,15 +146,10 @@ func (v *virtualServers) service(k Key, s Server) *moby.Service {
 // Key: those of the other family, of a firewall mark, and of other protocols.
 func (v *virtualServers) serverOf(s *moby.Service) (Key, Server, bool) {
 	addr, ok := netip.AddrFromSlice(s.Address)
-	if !ok || s.FWMark != 0 || s.AddressFamily != uint16(familyNumber(v.family)) {
+	if !ok || s.FWMark != 0 || s.AddressFamily != uint16(v.family.Number()) {
 		return Key{}, Server{}, false
 	}
-	k := Key{Addr: addr, Port: s.Port}
-	for name, number := range protocolNumbers {
-		if number == s.Protocol {
-			k.Protocol = name
-		}
-	}
+	k := Key{Addr: addr, Port: s.Port, Protocol: dataplane.ProtocolOf(byte(s.Protocol))}
 	out := Server{Scheduler: s.SchedName, Flags: Flags(s.Flags) &^ flagHashed}
 	if out.Flags&FlagPersistent != 0 {
 		out.Timeout = s.Timeout
@@ -170,7 +159,7 @@ func (v *virtualServers) serverOf(s *moby.Service) (Key, Server, bool) {
 
 // Servers implements Kernel. The kernel sends the list in parts and finds the next one by
 // counting, so the deletion of one, even of the other family or another network namespace,
-// hides others. So the list is read until it is the same twice.
+// hides others. The list is therefore read until it is the same twice.
 func (v *virtualServers) Servers() (map[Key]Server, error) {
 	var before map[Key]Server
 	for range serversTries {

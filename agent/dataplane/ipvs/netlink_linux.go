@@ -5,13 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -34,9 +30,9 @@ type nodeKernel struct {
 func NewKernel(family dataplane.Family, sysctlDirectory string) Kernel {
 	return &nodeKernel{
 		virtualServers: virtualServers{family: family},
-		device:         device{family: familyNumber(family)},
-		ipsets:         ipsets{family: familyNumber(family)},
-		sysctls:        sysctls{folder: cmp.Or(sysctlDirectory, "/proc/sys")},
+		device:         device{family: family.Number()},
+		ipsets:         ipsets{family: family.Number()},
+		sysctls:        sysctls{dataplane.Sysctls(cmp.Or(sysctlDirectory, "/proc/sys"))},
 	}
 }
 
@@ -58,30 +54,18 @@ func (k *nodeKernel) Open() error {
 	return nil
 }
 
-func familyNumber(f dataplane.Family) uint8 {
-	if f == dataplane.IPv6 {
-		return netlink.FAMILY_V6
-	}
-	return netlink.FAMILY_V4
-}
-
-// unsupported says what the node lacks, why, and what to do, unless another try may succeed.
+// unsupported reports what the node lacks, why, and what to do, unless another try may succeed.
 // It does not wrap the kernel's answer, which callers would mistake for the answer about a
 // virtual server.
 func unsupported(lacks, remedy string, err error) error {
 	if isPermission(err) {
 		return fmt.Errorf("%w: the agent is not allowed to use %s: run it with the capability NET_ADMIN: %v", dataplane.ErrUnsupported, lacks, err) //nolint:errorlint // see above
 	}
-	if isTransient(err) {
+	// The node's momentary state, not what its kernel has.
+	if isOneOf(err, unix.EINTR, unix.EAGAIN, unix.EBUSY, unix.ENOMEM, unix.ENOBUFS, unix.ETIME, unix.ETIMEDOUT, unix.ENFILE, unix.EMFILE) {
 		return fmt.Errorf("ask the kernel for %s: %v", lacks, err) //nolint:errorlint // see above
 	}
 	return fmt.Errorf("%w: the kernel has no %s: %s: %v", dataplane.ErrUnsupported, lacks, remedy, err) //nolint:errorlint // see above
-}
-
-// isTransient reports whether an error depends on the node's momentary state, not on what its
-// kernel has.
-func isTransient(err error) bool {
-	return isOneOf(err, unix.EINTR, unix.EAGAIN, unix.EBUSY, unix.ENOMEM, unix.ENOBUFS, unix.ETIME, unix.ETIMEDOUT, unix.ENFILE, unix.EMFILE)
 }
 
 func isPermission(err error) bool {
@@ -102,18 +86,18 @@ func isOneOf(err error, list ...unix.Errno) bool {
 
 // sysctls are kernel settings, by their files. Those of IPVS exist once the kernel has IPVS,
 // in each network namespace.
-type sysctls struct{ folder string }
+type sysctls struct{ directory dataplane.Sysctls }
 
 // Sysctl implements Kernel.
 func (s *sysctls) Sysctl(name string) (string, error) {
-	text, err := os.ReadFile(filepath.Join(s.folder, name))
+	value, err := s.directory.Read(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("the kernel has no sysctl %s: %w", dotted(name), err)
 	}
 	if err != nil {
 		return "", fmt.Errorf("read the sysctl %s: %w", dotted(name), err)
 	}
-	return strings.TrimSpace(string(text)), nil
+	return value, nil
 }
 
 // SetSysctl implements Kernel.
@@ -122,14 +106,13 @@ func (s *sysctls) SetSysctl(name, value string) error {
 	if err != nil || has == value {
 		return err
 	}
-	err = os.WriteFile(filepath.Join(s.folder, name), []byte(value), 0) // it exists
-	if err == nil {
+	if err = s.directory.Write(name, value); err == nil {
 		return nil
 	}
 	remedy := "set it on the node"
 	switch {
 	case errors.Is(err, unix.EROFS):
-		remedy = s.folder + " is read-only for the agent: mount the node's /proc/sys/net into its container and name the directory with --sysctl-folder, as config/agent/daemonset.yaml does, or set the value on the node"
+		remedy = string(s.directory) + " is read-only for the agent: mount the node's /proc/sys/net into its container and name the directory with --sysctl-directory, as config/agent/daemonset.yaml does, or set the value on the node"
 	case errors.Is(err, fs.ErrPermission):
 		remedy = "it cannot be written in the agent's network namespace: run the agent in that of the host, as root, or set the value there"
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 )
 
 // partialPass is an Apply of changed Services alone.
@@ -325,7 +325,7 @@ func (p *partialPass) isBound(a netip.Addr) bool { return p.actual.needs.bound[a
 
 // fixedRules returns the fixed rules for the actual and the new state together, and for the
 // new one alone; and whether the kernel lacks any of the previous, and has more than the latter.
-func (p *partialPass) fixedRules() (union, after iptables.Fixed, grows, shrinks bool) {
+func (p *partialPass) fixedRules() (union, after fixedrules.Rules, grows, shrinks bool) {
 	usedUnion, usedAfter := maps.Clone(p.actual.needs.used), maps.Clone(p.actual.needs.used) // one per ipset
 	for _, e := range p.diff.add {
 		usedUnion[e.set]++

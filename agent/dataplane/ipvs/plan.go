@@ -76,10 +76,13 @@ type planner struct {
 	*config
 	svc    *dataplane.Service
 	barred sets.Set[Key]
-	others map[netip.Addr]struct{} // see ofOthers
-	server Server                  // the same for all its virtual servers
+	others sets.Set[netip.Addr] // see ofOthers
+	server Server               // the same for all its virtual servers
 	served dataplane.Once[Key]
-	out    servicePlan
+	// cluster and local are the real servers of the current port by policy: all its virtual servers
+	// share them.
+	cluster, local []netip.AddrPort
+	out            servicePlan
 }
 
 // serverOf returns how the Service's virtual servers select a real server.
@@ -104,13 +107,13 @@ func (p *planner) serverOf() Server {
 }
 
 func (p *planner) planPort(port *dataplane.Port) {
-	for _, m := range port.Members {
+	p.cluster, p.local = sortedReals(port.Cluster), sortedReals(port.Local)
+	for _, m := range port.LocalEndpoints {
 		k := Key{m.Addr(), m.Port(), port.Protocol}
 		p.enter(setLoopBack, keyAndAddress(k, m.Addr()))
 	}
 	for d := range p.svc.DestinationsOf(port) {
 		k := Key{d.Address, d.Number, port.Protocol}
-		_, other := p.others[k.Addr]
 		switch {
 		case d.Kind == dataplane.NodePort:
 			p.planNodePort(d)
@@ -118,7 +121,7 @@ func (p *planner) planPort(port *dataplane.Port) {
 		case d.Kind == dataplane.ClusterIP:
 			p.enter(setClusterIP, keyEntry(k))
 			p.serve(d, k, true)
-		case other:
+		case p.others.Has(k.Addr):
 		case d.Kind == dataplane.ExternalIP:
 			set := setExternalIP
 			if d.Local {
@@ -136,7 +139,7 @@ func (p *planner) planPort(port *dataplane.Port) {
 func (p *planner) noteOthers() {
 	var texts []string
 	for _, ip := range p.svc.NodeAddresses {
-		if _, other := p.others[ip]; other {
+		if p.others.Has(ip) {
 			texts = append(texts, ip.String())
 		}
 	}
@@ -213,14 +216,14 @@ func (p *planner) serve(d dataplane.Destination, k Key, bind bool) {
 	if !p.served.First(k) {
 		return
 	}
-	reals := d.Port.Cluster
+	reals := p.cluster
 	if d.Local {
-		reals = d.Port.Local
+		reals = p.local
 		switch {
 		case len(reals) > 0 || !d.Port.Available:
-		case d.Kind != dataplane.ClusterIP && len(d.Port.Cluster) > 0:
+		case d.Kind != dataplane.ClusterIP && len(p.cluster) > 0:
 			// Local pods and the node reach the cluster's endpoints by these addresses too.
-			reals = d.Port.Cluster
+			reals = p.cluster
 			p.enter(setNoLocal, keyEntry(k))
 		default:
 			p.enter(setNoLocalAll, keyEntry(k))
@@ -229,7 +232,7 @@ func (p *planner) serve(d dataplane.Destination, k Key, bind bool) {
 	if bind {
 		p.enter(setBound, Entry(k.Addr.String()))
 	}
-	p.out.servers = append(p.out.servers, plannedServer{Key: k, Server: p.server, reals: sortedReals(reals), bind: bind})
+	p.out.servers = append(p.out.servers, plannedServer{Key: k, Server: p.server, reals: reals, bind: bind})
 }
 
 // sortedReals sorts endpoints by address and port. Sorted lists, which most are, are not

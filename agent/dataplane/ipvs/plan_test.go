@@ -126,7 +126,7 @@ func TestOnce(t *testing.T) {
 	config := testConfig(t, dataplane.IPv4, nil)
 	port := dataplane.Port{
 		Protocol: v1alpha1.ProtocolTCP, Port: 80, Available: true,
-		Cluster: endpoints("10.1.0.1:80", "10.1.0.10:80", "10.1.0.2:80"), Members: endpoints("10.1.0.1:80"),
+		Cluster: endpoints("10.1.0.1:80", "10.1.0.10:80", "10.1.0.2:80"), LocalEndpoints: endpoints("10.1.0.1:80"),
 	}
 	other := port
 	other.Port = 81

@@ -49,7 +49,7 @@ func (d draw) port(n int) dataplane.Port {
 	}
 	if p.Available {
 		p.Cluster, p.Local = d.endpoints(6), d.endpoints(2)
-		p.Members = p.Local
+		p.LocalEndpoints = p.Local
 	}
 	if d.chance(40) {
 		p.NodePort = uint16(30000 + d.IntN(6))

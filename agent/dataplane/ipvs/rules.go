@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 )
 
 // Chains of the mode. Like those of the ipsets, the names are kube-proxy's: a node is
@@ -47,7 +47,7 @@ const (
 // rules returns the chains of the mode and the jumps to them. Most rules that match an
 // ipset are omitted unless it is used, which means that it has entries. Services need
 // the rules of out in KUBE-IPVS-OUT-FILTER.
-func (c *config) rules(used map[SetName]int, out map[outRule]int) iptables.Fixed {
+func (c *config) rules(used map[SetName]int, out map[outRule]int) fixedrules.Rules {
 	w := &ruleWriter{config: c, used: used}
 	w.services()
 	w.nodePorts()
@@ -55,9 +55,9 @@ func (c *config) rules(used map[SetName]int, out map[outRule]int) iptables.Fixed
 	w.chain(tableNAT, chainMarkMasq, "-j MARK --or-mark "+c.mark)
 	w.chain(tableNAT, chainPostrouting)
 	w.when(setLoopBack, "", withSource, " -j MASQUERADE")
-	w.add(iptables.PostroutingRules(c.mark, true)...)
+	w.add(fixedrules.Postrouting(c.mark, true)...)
 
-	w.chain(tableFilter, chainForward, iptables.ForwardRules(c.mark)...)
+	w.chain(tableFilter, chainForward, fixedrules.Forward(c.mark)...)
 	w.chain(tableFilter, chainNodePort, w.match(setHealthCheck, onlyPort)+toAccept)
 	w.firewall()
 	w.ipvsFilter()
@@ -65,19 +65,19 @@ func (c *config) rules(used map[SetName]int, out map[outRule]int) iptables.Fixed
 	for _, r := range slices.Sorted(maps.Keys(out)) {
 		w.add(string(r))
 	}
-	return iptables.Fixed{Chains: w.chains, Jumps: jumps()}
+	return fixedrules.Rules{Chains: w.chains, Jumps: jumps()}
 }
 
 // ruleWriter collects chains.
 type ruleWriter struct {
 	*config
 	used   map[SetName]int
-	chains []iptables.FixedChain
+	chains []fixedrules.Chain
 }
 
 // chain starts a chain.
 func (w *ruleWriter) chain(table, name string, rules ...string) {
-	w.chains = append(w.chains, iptables.FixedChain{Table: table, Name: name, Rules: rules})
+	w.chains = append(w.chains, fixedrules.Chain{Table: table, Name: name, Rules: rules})
 }
 
 // add appends rules to the chain that was started last.
@@ -182,16 +182,16 @@ func (w *ruleWriter) ipvsFilter() {
 
 // jumps lead from built-in chains to those of the mode. The comments are kube-proxy's,
 // which would add its own jump if it found another comment.
-func jumps() []iptables.Jump {
-	jump := func(table, from, to, comment string) iptables.Jump {
-		return iptables.Jump{Table: table, Chain: from, Rule: `-m comment --comment "` + comment + `" -j ` + to}
+func jumps() []fixedrules.Jump {
+	jump := func(table, from, to, comment string) fixedrules.Jump {
+		return fixedrules.Jump{Table: table, Chain: from, Rule: `-m comment --comment "` + comment + `" -j ` + to}
 	}
 	const (
 		portals  = "kubernetes service portals"
 		firewall = "kube-proxy firewall rules"
 		filter   = "kubernetes ipvs access filter"
 	)
-	return []iptables.Jump{
+	return []fixedrules.Jump{
 		jump(tableNAT, "PREROUTING", chainServices, portals),
 		jump(tableNAT, "OUTPUT", chainServices, portals),
 		jump(tableNAT, "POSTROUTING", chainPostrouting, "kubernetes postrouting rules"),

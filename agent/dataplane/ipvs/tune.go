@@ -58,7 +58,7 @@ func (d *Dataplane) tune(c *config) []string {
 			continue
 		}
 		d.untunable[s.name] = struct{}{}
-		what := "let the agent write it (in a container by --sysctl-folder, as config/agent/daemonset.yaml does)"
+		what := "let the agent write it (in a container by --sysctl-directory, as config/agent/daemonset.yaml does)"
 		if errors.Is(err, fs.ErrNotExist) {
 			what = "use a kernel that has it"
 		}

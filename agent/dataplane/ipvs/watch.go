@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 )
 
 const (
@@ -127,17 +128,10 @@ func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 }
 
 func (d *Dataplane) watchCount(ctx context.Context, changed func(dataplane.Change)) {
-	for pause := countPause; ; {
-		timer := d.clock.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-timer.C():
-		}
+	for wait := countPause; pause.For(ctx, d.clock, wait); {
 		begin := d.clock.Now()
 		n, known := d.kernel.Count()
-		pause = max(countPause, countShare*d.clock.Since(begin))
+		wait = max(countPause, countShare*d.clock.Since(begin))
 		if !known {
 			continue
 		}

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -156,7 +156,7 @@ func (w *writer) writeSets(changes []SetChange) error {
 	return w.kernel.ChangeSets(changes)
 }
 
-func (w *writer) writeRules(want iptables.Fixed, needed bool) error {
+func (w *writer) writeRules(want fixedrules.Rules, needed bool) error {
 	if !needed {
 		return nil
 	}

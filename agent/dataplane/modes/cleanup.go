@@ -37,6 +37,8 @@ func (d *Dataplane) cleanupOthers(ctx context.Context, running *Plane, r *datapl
 		}
 		why, err := plane.CleanupMode(ctx, r)
 		switch {
+		case errors.Is(err, dataplane.ErrUnsupported) && !d.Uses(plane.Mode):
+			delete(d.due, plane.Mode) // we have nothing of it, and cannot read more without its programs
 		case err != nil && plane.Precedes(&running.Declaration):
 			return fmt.Errorf("clean up mode %s, which has precedence: %w", plane.Mode, err)
 		case err != nil:
@@ -54,10 +56,7 @@ func (d *Dataplane) cleanupOthers(ctx context.Context, running *Plane, r *datapl
 	}
 	result.CleanupPending = strings.Join(pending, "; ")
 	if again {
-		select {
-		case d.again <- struct{}{}:
-		default: // a check is already due
-		}
+		d.again.Up()
 	}
 	return nil
 }
@@ -76,15 +75,38 @@ func (d *Dataplane) staysForRejected(plane *Plane, result *dataplane.Result) boo
 	return now.Sub(d.rejectedSince[plane.Mode]) < rejectedStay
 }
 
+// Relinquish implements dataplane.Dataplane, for all modes.
+func (d *Dataplane) Relinquish(ctx context.Context, serves bool) (remain string, err error) {
+	var all []string
+	var errs []error
+	for i := range d.planes {
+		plane := &d.planes[i]
+		if !plane.PrecedesOthers {
+			continue
+		}
+		what, err := plane.Relinquish(ctx, serves)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("mode %s: %w", plane.Mode, err))
+		case what == "":
+			d.use(plane.Mode, false)
+		}
+		if what != "" {
+			all = append(all, what)
+		}
+	}
+	return strings.Join(all, ", "), errors.Join(errs...)
+}
+
 // Cleanup implements dataplane.Dataplane, for all modes. A mode of which the node can have nothing
 // returns no error. The error wraps dataplane.ErrUnsupported only if the node lacks what the
 // baseline mode needs and nothing else has failed.
 func (d *Dataplane) Cleanup(ctx context.Context, o dataplane.CleanupOptions) error {
-	d.applied, d.asked = "", ""
+	d.applied, d.found = "", ""
 	clear(d.due)
 	d.follow("")
 	var errs []error
-	var absent error
+	var unsupported error
 	for i := range d.planes {
 		plane := &d.planes[i]
 		err := plane.Cleanup(ctx, o)
@@ -92,17 +114,17 @@ func (d *Dataplane) Cleanup(ctx context.Context, o dataplane.CleanupOptions) err
 		case err == nil:
 			d.use(plane.Mode, false)
 		case plane.Baseline && errors.Is(err, dataplane.ErrUnsupported):
-			absent = err
+			unsupported = err
 		default:
 			errs = append(errs, fmt.Errorf("mode %s: %w", plane.Mode, err))
 		}
 	}
 	failed := errors.Join(errs...)
 	switch {
-	case absent != nil && (failed == nil || errors.Is(failed, dataplane.ErrUnsupported)):
-		return errors.Join(absent, failed)
-	case absent != nil: // it must not hide the others
-		return fmt.Errorf("%v\n%w", absent, failed) //nolint:errorlint // see above
+	case unsupported != nil && (failed == nil || errors.Is(failed, dataplane.ErrUnsupported)):
+		return errors.Join(unsupported, failed)
+	case unsupported != nil: // it must not hide the others
+		return fmt.Errorf("%v\n%w", unsupported, failed) //nolint:errorlint // see above
 	case errors.Is(failed, dataplane.ErrUnsupported):
 		return errors.New(failed.Error())
 	}

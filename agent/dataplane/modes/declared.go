@@ -12,11 +12,14 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nftablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // declarations are those of all modes, by precedence.
-var declarations = []dataplane.Declaration{iptables.Declaration(), ipvs.Declaration()}
+var declarations = []dataplane.Declaration{nftables.Declaration(), iptables.Declaration(), ipvs.Declaration()}
 
 // Declarations returns those of all modes, by precedence.
 func Declarations() []dataplane.Declaration { return slices.Clone(declarations) }
@@ -47,7 +50,15 @@ func Fallbacks(settings *v1alpha1.ProxySettings) []v1alpha1.ProxyMode {
 // Model is the data plane of a mode with the model of the kernel that it programs.
 type Model struct {
 	dataplane.Dataplane
-	Kernel *iptablesmodel.Kernel
+	Kernel Kernel
+}
+
+// Kernel is the model of a kernel.
+type Kernel interface {
+	// Trace returns the possible outcomes of a packet, sorted by endpoint, and changes nothing.
+	Trace(p kernelmodel.Packet) ([]kernelmodel.Outcome, error)
+	// Local reports whether packets to an address stay on the node.
+	Local(a netip.Addr) bool
 }
 
 // models return the data plane and the kernel of a node with these addresses.
@@ -60,6 +71,10 @@ var models = map[v1alpha1.ProxyMode]func(dataplane.Family, []netip.Addr) *Model{
 		kernel := ipvsmodel.New(family, addresses...)
 		rules := iptables.NewFixedRules(ipvs.Declaration(), family, iptables.Options{Modes: Declarations(), Model: kernel.Tables})
 		return &Model{ipvs.New(family, ipvs.Options{Kernel: kernel, Rules: rules}), kernel.Tables}
+	},
+	v1alpha1.ModeNFTables: func(family dataplane.Family, addresses []netip.Addr) *Model {
+		kernel := nftablesmodel.New(addresses...)
+		return &Model{nftables.New(family, nftables.Options{Model: kernel}), kernel}
 	},
 }
 

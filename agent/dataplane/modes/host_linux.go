@@ -11,6 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables"
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership/detection"
 )
 
@@ -55,6 +56,7 @@ func (n *Node) newFamily(family dataplane.Family, o *Options) *Dataplane {
 		kernel = o.WrapIPVS(family, kernel)
 	}
 	plane := New(
+		Plane{nftables.Declaration(), nftables.New(family, nftables.Options{Modes: Declarations(), Clock: o.Clock, SysctlDirectory: o.SysctlDirectory})},
 		Plane{iptables.Declaration(), iptables.New(family, rules)},
 		Plane{ipvs.Declaration(), ipvs.New(family, ipvs.Options{
 			Kernel: kernel, Rules: iptables.NewFixedRules(ipvs.Declaration(), family, rules), Clock: o.Clock, SysctlDirectory: o.SysctlDirectory,

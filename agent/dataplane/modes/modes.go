@@ -1,9 +1,3 @@
-// Package modes lists the modes, and joins their data planes to one for each IP family, which
-// runs the mode of a Ruleset and then cleans up the others.
-//
-//   - declared.go: the modes, their fallbacks and models
-//   - host_linux.go: the data planes of a node
-//   - modes.go: runs one mode and follows changes; cleanup.go: cleans up the others
 package modes
 
 import (
@@ -18,6 +12,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/pause"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -61,10 +56,11 @@ type Dataplane struct {
 	due map[v1alpha1.ProxyMode]struct{}
 	// rejectedSince is since when a mode stays for rejected Services.
 	rejectedSince map[v1alpha1.ProxyMode]time.Time
-	// asked is the mode that the node supports, by a call of Supported without a later Apply.
-	asked v1alpha1.ProxyMode
-	// again has an element while a check is due after cleanupPause.
-	again chan struct{}
+	// found is the mode that the last call of Supported found supported; empty: none, or something
+	// else was done since.
+	found v1alpha1.ProxyMode
+	// again is woken up when a check is due after cleanupPause.
+	again pause.Wake
 
 	mu sync.Mutex // guards everything below
 	// runs is the mode whose changes are followed; empty: none. Changed is closed when it
@@ -87,21 +83,22 @@ func New(planes ...Plane) *Dataplane {
 		planes:        slices.SortedFunc(slices.Values(planes), func(a, b Plane) int { return cmp.Compare(a.Precedence, b.Precedence) }),
 		due:           map[v1alpha1.ProxyMode]struct{}{},
 		rejectedSince: map[v1alpha1.ProxyMode]time.Time{},
-		again:         make(chan struct{}, 1),
+		again:         pause.NewWake(),
 		changed:       make(chan struct{}),
 		used:          map[v1alpha1.ProxyMode]bool{},
 	}
 }
 
-// Supported implements dataplane.Dataplane. The next Apply does not check again.
+// Supported implements dataplane.Dataplane. It notes a supported mode, so that a full Apply right
+// after it does not check again.
 func (d *Dataplane) Supported(ctx context.Context, r *dataplane.Ruleset) error {
-	d.asked = ""
+	d.found = ""
 	plane, err := d.plane(r.Mode)
 	if err == nil {
 		err = plane.Supported(ctx, r)
 	}
 	if err == nil {
-		d.asked = r.Mode
+		d.found = r.Mode
 	}
 	return err
 }
@@ -162,9 +159,9 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 }
 
 func (d *Dataplane) applyMode(ctx context.Context, plane *Plane, r *dataplane.Ruleset) (dataplane.Result, error) {
-	asked := d.asked == plane.Mode
-	d.asked = ""
-	if r.Full && !asked {
+	found := d.found == plane.Mode
+	d.found = ""
+	if r.Full && !found {
 		if err := plane.Supported(ctx, r); err != nil {
 			return dataplane.Result{}, err
 		}
@@ -205,7 +202,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	d.asked = ""
+	d.found = ""
 	if o.Audit {
 		d.applied = ""
 		d.follow(r.Mode)
@@ -279,18 +276,10 @@ func (d *Dataplane) whileRunning(ctx context.Context, do func(context.Context, d
 // checkAgain calls changed cleanupPause after each Apply that has left something of another mode
 // in the kernel.
 func (d *Dataplane) checkAgain(ctx context.Context, changed func()) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-d.again:
-		}
-		timer := d.Clock.NewTimer(cleanupPause)
-		select {
-		case <-ctx.Done():
-		case <-timer.C():
+	for ctx.Err() == nil {
+		d.again.For(ctx, d.Clock, pause.Forever)
+		if pause.For(ctx, d.Clock, cleanupPause) {
 			changed()
 		}
-		timer.Stop()
 	}
 }

@@ -104,7 +104,7 @@ func TestSwitch(t *testing.T) {
 		t.Error("a mode is used before the first Apply")
 	}
 	n.apply(n.ruleset(rules))
-	n.expect("at first", held{rules: "shop/cart"})
+	n.expect("initially", held{rules: "shop/cart"})
 	if !n.plane.Uses(rules) || n.plane.Uses(servers) {
 		t.Error("not the mode that was applied is used")
 	}
@@ -166,7 +166,7 @@ func TestNewModeFails(t *testing.T) {
 	}
 	n.expect("while the new mode fails", held{rules: "shop/blog shop/cart"})
 	if mode := n.kernel[rules].Mode(); mode != rules {
-		t.Errorf("the mode that goes on was asked for mode %s", mode)
+		t.Errorf("the mode that continues was asked for mode %s", mode)
 	}
 	n.kernel[servers].Fail(nil)
 	n.apply(n.ruleset(servers))
@@ -174,7 +174,7 @@ func TestNewModeFails(t *testing.T) {
 
 	n.restart()
 	n.kernel[rules].Fail(busy)
-	if _, err := n.plane.Apply(t.Context(), n.ruleset(rules)); !errors.Is(err, busy) || strings.Contains(err.Error(), "goes on") {
+	if _, err := n.plane.Apply(t.Context(), n.ruleset(rules)); !errors.Is(err, busy) || strings.Contains(err.Error(), "continues") {
 		t.Errorf("error %v", err)
 	}
 	n.expect("where it is not known what ran", held{servers: "shop/blog shop/cart"})
@@ -224,14 +224,14 @@ func TestUnsupportedMode(t *testing.T) {
 	}
 }
 
-func TestRefusedServices(t *testing.T) {
+func TestRejectedServices(t *testing.T) {
 	n := newNode(t)
 	n.apply(n.ruleset(servers))
 	n.kernel[rules].Reject("shop", "cart", "no module")
 	if result := n.apply(n.ruleset(rules)); !strings.Contains(result.CleanupPending, "mode IPTables rejects") {
 		t.Errorf("cleanup pending %q", result.CleanupPending)
 	}
-	n.expect("while rules are refused", held{servers: "shop/cart"})
+	n.expect("while rules are rejected", held{servers: "shop/cart"})
 	n.kernel[rules].Reject("shop", "cart", "")
 	n.apply(n.ruleset(rules, slices.Collect(maps.Keys(n.services))...))
 	n.expect("once they are taken", held{rules: "shop/cart"})
@@ -241,8 +241,8 @@ func TestRefusedServices(t *testing.T) {
 	n.expect("where nothing could reach the rules", held{})
 }
 
-// TestRefusedServicesDoNotKeepAModeForGood: after a while it is removed all the same.
-func TestRefusedServicesDoNotKeepAModeForGood(t *testing.T) {
+// TestRejectedServicesDoNotKeepAModeForGood: after a while it is removed all the same.
+func TestRejectedServicesDoNotKeepAModeForGood(t *testing.T) {
 	n := newNode(t)
 	clk := testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	n.plane.Clock = clk
@@ -354,7 +354,7 @@ func TestFollowsTheModeThatRuns(t *testing.T) {
 	wg.Go(func() { n.plane.Follow(ctx, func() { facts <- struct{}{} }) })
 	for _, mode := range []v1alpha1.ProxyMode{rules, servers, rules} {
 		n.apply(n.ruleset(mode))
-		go n.kernel[mode].Sign(dataplane.Change{By: string(mode)})
+		go n.kernel[mode].ReportChange(dataplane.Change{By: string(mode)})
 		if c := <-changes; c.By != string(mode) {
 			t.Errorf("a change by %s, want %s", c.By, mode)
 		}
@@ -393,14 +393,14 @@ func TestRepeatsPendingCleanup(t *testing.T) {
 	})
 }
 
-// excluding is a data plane that notes what it is told.
+// excluding is a data plane that notes what to exclude.
 type excluding struct {
 	*dataplanetest.Fake
-	told []netip.Prefix
+	excluded []netip.Prefix
 }
 
 func (e *excluding) Cleanup(_ context.Context, o dataplane.CleanupOptions) error {
-	e.told = o.Exclude
+	e.excluded = o.PreservedRanges
 	return nil
 }
 
@@ -408,9 +408,9 @@ func TestExcludeReachesTheModeThatAsks(t *testing.T) {
 	plane := &excluding{Fake: dataplanetest.NewFake()}
 	d := New(Plane{Of(rules), dataplanetest.NewFake()}, Plane{Of(servers), plane})
 	fanout := dataplane.NewFanout(map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: d})
-	ranges, err := dataplane.ExcludedRanges([]string{"10.0.0.0/8"})
-	if err = errors.Join(err, fanout.Cleanup(t.Context(), dataplane.CleanupOptions{Exclude: ranges})); err != nil || len(plane.told) != 1 {
-		t.Errorf("%v, told %v", err, plane.told)
+	ranges, err := dataplane.ParsePreserved([]string{"10.0.0.0/8"})
+	if err = errors.Join(err, fanout.Cleanup(t.Context(), dataplane.CleanupOptions{PreservedRanges: ranges})); err != nil || len(plane.excluded) != 1 {
+		t.Errorf("%v, excluded %v", err, plane.excluded)
 	}
 }
 
@@ -421,12 +421,12 @@ func TestSupportIsAskedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.apply(n.ruleset(servers))
-	if asked := n.kernel[servers].Asked(); asked != 1 {
+	if asked := n.kernel[servers].Asked(servers); asked != 1 {
 		t.Errorf("asked %d times", asked)
 	}
 	n.fresh = true
 	n.apply(n.ruleset(servers))
-	if asked := n.kernel[servers].Asked(); asked != 2 {
+	if asked := n.kernel[servers].Asked(servers); asked != 2 {
 		t.Errorf("asked %d times by the next pass", asked)
 	}
 }
@@ -447,5 +447,29 @@ func TestDeclarations(t *testing.T) {
 	}
 	if unknown := Of("Magic"); baselines != 1 || !all[len(all)-1].Precedes(&unknown) {
 		t.Errorf("%d baselines, an unknown mode %+v", baselines, unknown)
+	}
+}
+
+// TestNodeWithoutPrograms: mode NFTables needs none, and what cannot be read there is not ours.
+func TestNodeWithoutPrograms(t *testing.T) {
+	n := newNode(t)
+	n.kernel[v1alpha1.ModeNFTables] = dataplanetest.NewFake()
+	n.restart()
+	none := fmt.Errorf("no program: %w", dataplane.ErrUnsupported)
+	n.kernel[rules].FailCleanupMode(none)
+	n.kernel[servers].FailCleanupMode(none)
+	if result := n.apply(n.ruleset(v1alpha1.ModeNFTables)); len(result.Warnings) > 0 || result.CleanupPending != "" {
+		t.Errorf("warnings %q, pending %q", result.Warnings, result.CleanupPending)
+	}
+
+	n.kernel[rules].FailCleanupMode(nil)
+	n.apply(n.ruleset(rules))
+	n.expect("after the way to mode IPTables", held{rules: "shop/cart"})
+	n.apply(n.ruleset(v1alpha1.ModeNFTables))
+	n.expect("after the way back", held{v1alpha1.ModeNFTables: "shop/cart"})
+	n.apply(n.ruleset(rules))
+	n.kernel[rules].FailCleanupMode(none) // its programs were removed since
+	if result := n.apply(n.ruleset(v1alpha1.ModeNFTables)); len(result.Warnings) != 1 {
+		t.Errorf("mode IPTables cannot be cleaned up; warnings %q", result.Warnings)
 	}
 }

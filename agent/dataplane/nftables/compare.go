@@ -6,18 +6,21 @@ import (
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 )
 
 // comparison is how a listing differs from the desired state.
 type comparison struct {
 	// former is the state of the listing, desired that after everything is written.
 	former, desired *state
-	// rebuild: a set has another description, which takes a new table.
-	rebuild bool
+	// rebuild: a set has another description, which takes a new table. Adopt: the table has no
+	// owner, and is to have one.
+	rebuild, adopt bool
 	// sets are those that are missing, chains those that are missing or have other rules.
 	sets   []*nft.Set
 	chains []fixedChain
+	// unknownSets and unknownChains are what other programs have added to the table.
+	unknownSets, unknownChains []string
 	// services are the changes of Services that differ.
 	services map[dataplane.ServiceName]*change
 	// stale are elements that belong to no desired Service.
@@ -26,7 +29,7 @@ type comparison struct {
 
 // equal reports whether nothing differs.
 func (d *comparison) equal() bool {
-	return !d.rebuild && len(d.sets)+len(d.chains)+len(d.services)+d.stale.size() == 0
+	return !d.rebuild && !d.adopt && len(d.sets)+len(d.chains)+len(d.unknownSets)+len(d.unknownChains)+len(d.services)+d.stale.size() == 0
 }
 
 func (c *change) size() (n int) {
@@ -38,62 +41,144 @@ func (c *change) size() (n int) {
 	return n
 }
 
+// judge compares who may change the table: owns if it is to be the socket of that port alone.
+func (d *comparison) judge(l *listing, owns bool, port uint32) {
+	switch {
+	case !owns || !l.exists:
+	case !l.ownership.Persists && l.ownership.Port == 0: // which the kernel never changes
+		d.rebuild = true
+	default:
+		d.adopt = l.ownership.Port != port
+	}
+}
+
 // compare compares a listing to the plans of all Services. Endpoints of the plans are put in the
 // order of the listing.
 func (c *config) compare(l *listing, plans map[dataplane.ServiceName]*servicePlan) *comparison {
-	former := c.state(l)
-	out := &comparison{former: former, desired: newState(), services: map[dataplane.ServiceName]*change{}, stale: newChange()}
-	out.desired.timeouts = former.timeouts // sets of earlier Services stay: rules use them
-	shared := map[string]map[string]nft.Element{setClusterIPs: {}, setHairpin: {}}
-	used := map[string]map[string]struct{}{}
-	for _, name := range slices.SortedFunc(maps.Keys(plans), dataplane.ServiceName.Compare) {
-		plan := plans[name]
+	former, desired := c.state(l), newState()
+	out := &comparison{former: former, desired: desired, services: map[dataplane.ServiceName]*change{}, stale: newChange()}
+	desired.numbered = former.numbered // sets of earlier Services stay: rules use them
+	for of := range former.chains {    // those that no Service needs now stay for the next one
+		c.reach(desired.chains, of)
+	}
+	used := map[string]int{} // elements of the listing, by set
+	all := newChange()
+	for name, plan := range plans {
+		var difference *change
 		for i := range plan.destinations {
 			d := &plan.destinations[i]
-			if o := former.destinations[d.key]; o.destination != nil {
+			o := former.destinations[d.key]
+			if o.destination != nil {
 				d.endpoints, d.local = arrange(o.endpoints, d.endpoints), arrange(o.local, d.local)
 			}
+			desired.destinations[d.key] = owned{name, d}
+			c.reach(desired.chains, d.chain)
+			c.reach(desired.chains, d.circuit)
+			d.addNumbered(desired.numbered)
+			if o.destination != nil && d.isListed(l, name, o.destination) {
+				d.countElements(used)
+				continue
+			}
+			all.reset()
+			all.replaceDestination(name, name, nil, d)
+			for set, elements := range all.added {
+				difference = difference.compare(l, set, elements, used)
+			}
 		}
-		u := c.newUpdate(out.desired)
-		u.set(name, plan)
-		u.chains = out.desired.chains
-		for i := range plan.destinations {
-			c.reach(u.chains, plan.destinations[i].chain)
-			c.reach(u.chains, plan.destinations[i].circuit)
-		}
-		difference := newChange()
-		for set, elements := range u.added {
-			difference.compare(l, set, elements, used)
-		}
-		if difference.size() > 0 {
+		desired.services[name] = plan
+		desired.count(plan, 1)
+		if difference != nil {
 			out.services[name] = difference
 		}
-		u.done()
 	}
-	for a := range out.desired.clusterIPs {
-		shared[setClusterIPs][string(a.AsSlice())] = nft.Element{Key: a.AsSlice()}
-	}
-	for a := range out.desired.hairpin {
-		k := slices.Concat(a.AsSlice(), a.AsSlice())
-		shared[setHairpin][string(k)] = nft.Element{Key: k}
-	}
-	for set, elements := range shared {
-		out.stale.compare(l, set, slices.Collect(maps.Values(elements)), used)
-	}
-	for set, elements := range l.elements {
-		for k, e := range elements {
-			if _, found := used[set][k]; !found {
-				out.stale.replace(set, &e, nil)
-			}
+	for set, elements := range desired.counted() {
+		if d := out.stale.compare(l, set, elements, used); d != nil {
+			out.stale = d
 		}
 	}
 	c.compareLayout(out, l)
+	out.findStale(l, used)
+	return out
+}
+
+// findStale adds the elements of a listing that are not desired. Used is how many are, by set.
+func (d *comparison) findStale(l *listing, used map[string]int) {
+	var stale []string
+	for set, elements := range l.elements {
+		if used[set] < len(elements) && !slices.Contains(d.unknownSets, set) {
+			stale = append(stale, set)
+		}
+	}
+	if len(stale) == 0 {
+		return
+	}
+	all := newChange()
+	for _, o := range d.desired.destinations {
+		all.replaceDestination(o.service, o.service, nil, o.destination)
+	}
+	maps.Copy(all.added, d.desired.counted())
+	for _, set := range stale {
+		desired := make(map[string]struct{}, len(all.added[set]))
+		for i := range all.added[set] {
+			desired[string(all.added[set][i].Key)] = struct{}{}
+		}
+		for k, e := range l.elements[set] {
+			if _, found := desired[k]; !found {
+				d.stale.replace(set, e, nil)
+			}
+		}
+	}
+}
+
+// isListed reports whether a listing has all elements of a destination of a Service, given what the
+// listing has of it.
+func (d *destination) isListed(l *listing, name dataplane.ServiceName, listed *destination) bool {
+	want := d.service(name)
+	have := l.elements[setServices][string(want.Key)]
+	if have.Verdict != want.Verdict || have.Comment != nft.Comment(want.Comment) {
+		return false
+	}
+	if d.circuit != (chain{}) {
+		e := l.elements[setCircuit][string(want.Key)]
+		if e == nil || e.Verdict != nft.Goto(d.circuit.name()) {
+			return false
+		}
+	}
+	return slices.Equal(d.endpoints, listed.endpoints) && slices.Equal(d.local, listed.local) &&
+		d.affinity == listed.affinity && slices.Equal(d.ranges, listed.ranges)
+}
+
+// countElements adds how many elements a destination has, by set.
+func (d *destination) countElements(to map[string]int) {
+	to[setServices]++
+	to[setEndpoints] += len(d.endpoints)
+	to[setLocal] += len(d.local)
+	if d.circuit != (chain{}) {
+		to[setCircuit]++
+	}
+	for _, r := range d.ranges {
+		to[rangesSet(r.Bits())]++
+	}
+	if d.affinity != 0 {
+		to[affineSet(d.affinity)]++
+	}
+}
+
+// counted are the elements of the sets that Services share.
+func (s *state) counted() map[string][]nft.Element {
+	out := map[string][]nft.Element{}
+	for a := range s.clusterIPs {
+		out[setClusterIPs] = append(out[setClusterIPs], nft.Element{Key: a.AsSlice()})
+	}
+	for a := range s.hairpin {
+		out[setHairpin] = append(out[setHairpin], nft.Element{Key: slices.Concat(a.AsSlice(), a.AsSlice())})
+	}
 	return out
 }
 
 // reach adds a chain and those to which it leads.
 func (c *config) reach(to map[chain]struct{}, of chain) {
-	if of == (chain{}) || of.treatment == reject {
+	if _, found := to[of]; found || of == (chain{}) || of == (chain{treatment: reject}) {
 		return
 	}
 	to[of] = struct{}{}
@@ -102,33 +187,36 @@ func (c *config) reach(to map[chain]struct{}, of chain) {
 	}
 }
 
-// compare adds how elements of a set differ, and notes which elements of the listing are used.
-func (c *change) compare(l *listing, set string, elements []nft.Element, used map[string]map[string]struct{}) {
-	if used[set] == nil {
-		used[set] = map[string]struct{}{}
-	}
+// compare adds how elements of a set differ, and counts those of the listing. It returns the change, a
+// new one if it was nil and anything differs.
+func (c *change) compare(l *listing, set string, elements []nft.Element, used map[string]int) *change {
+	of := l.elements[set]
 	for i := range elements {
 		e := &elements[i]
-		have, found := l.elements[set][string(e.Key)]
-		if found {
-			used[set][string(e.Key)] = struct{}{}
+		have := of[string(e.Key)]
+		if have != nil {
+			used[set]++
+			if bytes.Equal(have.Data, e.Data) && bytes.Equal(have.End, e.End) && have.Verdict == e.Verdict && have.Comment == nft.Comment(e.Comment) {
+				continue
+			}
 		}
-		switch {
-		case !found:
-			c.replace(set, nil, e)
-		case !bytes.Equal(have.Data, e.Data) || !bytes.Equal(have.End, e.End) || have.Verdict != e.Verdict || have.Comment != nft.Comment(e.Comment):
-			c.replace(set, &have, e)
+		if c == nil {
+			c = newChange()
 		}
+		c.replace(set, have, e)
 	}
+	return c
 }
 
 // compareLayout compares sets and chains.
 func (c *config) compareLayout(out *comparison, l *listing) {
 	sets := c.sets()
-	for seconds := range out.desired.timeouts {
-		sets = append(sets, c.affine(seconds))
+	for s := range out.desired.numbered {
+		sets = append(sets, c.numbered(s))
 	}
+	known := map[string]struct{}{}
 	for _, s := range sets {
+		known[s.Name] = struct{}{}
 		have, found := l.sets[s.Name]
 		switch {
 		case !found:
@@ -137,11 +225,15 @@ func (c *config) compareLayout(out *comparison, l *listing) {
 			out.rebuild = true
 		}
 	}
-	chains := c.fixedChains(slices.Sorted(maps.Keys(out.desired.timeouts)))
+	out.unknownSets = unknown(l.sets, known)
+	out.rebuild = out.rebuild || slices.Contains(out.unknownSets, formerRanges)
+	known = map[string]struct{}{}
+	chains := c.fixedChains(out.desired.numbered)
 	for of := range out.desired.chains {
 		chains = append(chains, fixedChain{name: of.name(), rules: c.rules(of)})
 	}
 	for _, want := range chains {
+		known[want.name] = struct{}{}
 		hook, found := l.chains[want.name]
 		switch {
 		case found && (hook == nil) != (want.hook == nil), found && hook != nil && *hook != *want.hook:
@@ -150,12 +242,39 @@ func (c *config) compareLayout(out *comparison, l *listing) {
 			out.chains = append(out.chains, want)
 		}
 	}
+	out.unknownChains = unknown(l.chains, known)
 }
 
-// layout appends to a batch what makes sets and chains as desired. Chains are all added before
+// unknown returns the names that are not known, sorted.
+func unknown[V any](all map[string]V, known map[string]struct{}) []string {
+	var out []string
+	for name := range all {
+		if _, found := known[name]; !found {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// removeUnknown appends to a batch what removes what other programs have added to the table, once
+// nothing of ours leads there.
+func (d *comparison) removeUnknown(b *nft.Batch, t nft.Table) {
+	for _, name := range d.unknownChains { // they may lead to each other
+		b.FlushChain(t, name)
+	}
+	for _, name := range d.unknownChains {
+		b.DeleteChain(t, name)
+	}
+	for _, name := range d.unknownSets {
+		b.DeleteSet(t, name)
+	}
+}
+
+// layout appends to a batch what makes sets, chains and the table's owner as desired. Chains are all added before
 // their rules: rules lead to other chains.
-func (d *comparison) layout(b *nft.Batch, t nft.Table) {
-	b.AddTable(t, tableComment, false)
+func (d *comparison) layout(b *nft.Batch, t nft.Table, owned bool) {
+	b.AddTable(t, tableComment, owned)
 	for _, s := range d.sets {
 		b.AddSet(t, s)
 	}

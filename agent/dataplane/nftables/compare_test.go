@@ -5,20 +5,18 @@ import (
 	"math/rand/v2"
 	"os/exec"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 )
 
 // TestRepair has another program change the table, and writes what a comparison finds.
 func TestRepair(t *testing.T) {
 	conn := ownNamespace(t)
 	c := testConfig
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test
+	random := rand.New(rand.NewPCG(dataplanetest.Seed(t), 1)) //nolint:gosec // a test
 	services := map[dataplane.ServiceName]*dataplane.Service{}
 	for n := range 6 {
 		s := randomService(random, n+1)
@@ -39,7 +37,7 @@ func TestRepair(t *testing.T) {
 	}
 	repair := func(what string) {
 		t.Helper()
-		d, l := compare()
+		d, _ := compare()
 		if d.equal() {
 			t.Fatalf("%s is not noticed", what)
 		}
@@ -47,21 +45,8 @@ func TestRepair(t *testing.T) {
 		if d.rebuild {
 			t.Fatalf("%s takes a new table", what)
 		}
-		d.layout(&b, c.table())
-		var names []string
-		for _, s := range c.sets() {
-			names = append(names, s.Name)
-		}
-		for name := range l.sets {
-			if strings.HasPrefix(name, "affine-") {
-				names = append(names, name)
-			}
-		}
-		for _, s := range d.sets {
-			names = append(names, s.Name)
-		}
-		slices.Sort(names)
-		names = slices.Compact(names)
+		d.layout(&b, c.table(), false)
+		names := c.setNames(d.desired.numbered)
 		all := newChange()
 		for _, one := range d.services {
 			for set, elements := range one.deleted {
@@ -108,4 +93,43 @@ func TestRepair(t *testing.T) {
 			repair(fmt.Sprintf("another %s", name))
 		}
 	}
+}
+
+// reading counts how often the sets are listed.
+type reading struct {
+	kernel
+	times int
+}
+
+func (k *reading) Sets(t nft.Table) ([]nft.ListedSet, error) {
+	k.times++
+	return k.kernel.Sets(t)
+}
+
+// TestVerifyReadsWhatHasChanged: while no program changes any table, ours is read only now and then.
+func TestVerifyReadsWhatHasChanged(t *testing.T) {
+	r := newRig(t)
+	r.set(web())
+	r.apply() // which verifies
+	k := &reading{kernel: r.kernel}
+	r.kernel = k
+	verify := func(what string, times, reads int) {
+		t.Helper()
+		before := k.times
+		for range times {
+			if d, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 || d.Counts[dataplane.Elements] == 0 {
+				t.Errorf("%s: %+v, %v", what, d, err)
+			}
+		}
+		if got := k.times - before; got != reads {
+			t.Errorf("%s: read %d times, want %d", what, got, reads)
+		}
+	}
+	verify("nothing has happened", maxUnread, 0)
+	verify("now and then", 2*(maxUnread+1), 2)
+	r.nft("add table ip other")
+	verify("another table", 2, 1)
+	r.set(numbered(1, 3))
+	r.apply()
+	verify("we have written", 2, 0)
 }

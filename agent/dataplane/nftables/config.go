@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -26,6 +26,7 @@ type config struct {
 	masqueradeAll bool
 	mark          uint32
 	nodeIP        netip.Addr // the primary address; invalid if unknown
+	nodePorts     dataplane.NodePorts
 	// nodePortIPs are the addresses of the node on which NodePorts answer, sorted.
 	nodePortIPs []netip.Addr
 	dropInvalid bool
@@ -49,18 +50,24 @@ func newConfig(family dataplane.Family, n *dataplane.Node, f facts) (*config, er
 	if c.pods, err = dataplane.PodTrafficOf(family, n); err != nil {
 		return nil, err
 	}
-	nodePorts, err := dataplane.NodePortsOf(family, n)
-	if err != nil {
+	if c.nodePorts, err = dataplane.NodePortsOf(family, n); err != nil {
 		return nil, err
 	}
-	for _, a := range f.addresses {
-		if nodePorts.InRange(a) && !a.IsLoopback() {
-			c.nodePortIPs = append(c.nodePortIPs, a)
+	c.nodePortIPs = c.nodePortAddresses(f.addresses)
+	return c, nil
+}
+
+// nodePortAddresses are those of the interfaces' addresses on which NodePorts answer, sorted; never
+// loopback ones.
+func (c *config) nodePortAddresses(interfaces []netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range interfaces {
+		if c.nodePorts.InRange(a) && !a.IsLoopback() {
+			out = append(out, a)
 		}
 	}
-	slices.SortFunc(c.nodePortIPs, netip.Addr.Compare)
-	c.nodePortIPs = slices.Compact(c.nodePortIPs)
-	return c, nil
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
 }
 
 // header is where addresses are in the network header.

@@ -39,7 +39,7 @@ func (c *contest) lose(k key, loser, winner dataplane.ServiceName) {
 	c.losers[k][loser], c.lost[loser][k] = struct{}{}, winner
 }
 
-// reason says what a Service has lost.
+// reason states what a Service has lost.
 func (c *contest) reason(name dataplane.ServiceName) string {
 	first := slices.MinFunc(slices.Collect(maps.Keys(c.lost[name])), key.compare)
 	text := fmt.Sprintf("Service %s has %s, protocol %s", c.lost[name][first], first.AddrPort, first.protocol)
@@ -47,6 +47,12 @@ func (c *contest) reason(name dataplane.ServiceName) string {
 		text += fmt.Sprintf(" (and %d more)", more)
 	}
 	return text
+}
+
+// all plans all Services of a Ruleset, as if no Service had anything.
+func (c *contest) all(config *config, r *dataplane.Ruleset) map[dataplane.ServiceName]*servicePlan {
+	return c.plans(config, namesOf(r), func(name dataplane.ServiceName) *dataplane.Service { return r.Services[name] },
+		func(key) dataplane.ServiceName { return dataplane.ServiceName{} }, func(dataplane.ServiceName) *servicePlan { return nil })
 }
 
 // plans plans some Services, and those that gain or lose a destination by that. Of returns a
@@ -76,8 +82,20 @@ func (c *contest) plans(config *config, names []dataplane.ServiceName, of func(d
 		}
 		return freed
 	}
-	for queue := slices.Clone(names); len(queue) > 0; queue = queue[1:] {
+	var queue []dataplane.ServiceName
+	queued := map[dataplane.ServiceName]struct{}{}
+	push := func(name dataplane.ServiceName) {
+		if _, waits := queued[name]; !waits {
+			queued[name] = struct{}{}
+			queue = append(queue, name)
+		}
+	}
+	for _, name := range names {
+		push(name)
+	}
+	for ; len(queue) > 0; queue = queue[1:] {
 		name := queue[0]
+		delete(queued, name)
 		previous, planned := plans[name]
 		if !planned {
 			previous = former(name)
@@ -96,7 +114,7 @@ func (c *contest) plans(config *config, names []dataplane.ServiceName, of func(d
 						c.lose(d.key, name, other)
 						return true
 					}
-					queue = append(queue, other)
+					push(other)
 				}
 				taken[d.key] = name
 				return false
@@ -112,7 +130,7 @@ func (c *contest) plans(config *config, names []dataplane.ServiceName, of func(d
 			now := of(taken[k])
 			for loser := range c.losers[k] {
 				if s := of(loser); s != nil && (now == nil || s.ComparePrecedence(now) < 0) {
-					queue = append(queue, loser)
+					push(loser)
 				}
 			}
 		}

@@ -8,15 +8,14 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // TestContest changes random Services that ask for the same destinations: whatever the order of
 // the changes, the best claim wins.
 func TestContest(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test
+	random := rand.New(rand.NewPCG(dataplanetest.Seed(t), 1)) //nolint:gosec // a test
 	services := map[dataplane.ServiceName]*dataplane.Service{}
 	c, s := newContest(), newState()
 	for round := range 2000 {
@@ -85,5 +84,27 @@ func TestContest(t *testing.T) {
 		}
 	}); len(left) > 0 {
 		t.Errorf("ended Services that have lost something: %v", left)
+	}
+}
+
+// TestContestOfManyPorts: each Service is planned a few times only, however many destinations it
+// loses.
+func TestContestOfManyPorts(t *testing.T) {
+	nodePorts := &dataplane.Service{Name: dataplane.ServiceName{Namespace: "shop", Name: "z"}, Precedence: dataplane.Precedence{Created: time.Unix(1, 0)}}
+	external := &dataplane.Service{
+		Name: dataplane.ServiceName{Namespace: "shop", Name: "a"}, Precedence: dataplane.Precedence{Created: time.Unix(2, 0)}, ExternalIPs: testConfig.nodePortIPs[:1],
+	}
+	for i := range uint16(1000) {
+		nodePorts.Ports = append(nodePorts.Ports, dataplane.Port{Protocol: v1alpha1.ProtocolTCP, Port: 1 + i, NodePort: 30000 + i})
+		external.Ports = append(external.Ports, dataplane.Port{Protocol: v1alpha1.ProtocolTCP, Port: 30000 + i})
+	}
+	asked := 0
+	services := map[dataplane.ServiceName]*dataplane.Service{nodePorts.Name: nodePorts, external.Name: external}
+	plans := newContest().plans(testConfig, []dataplane.ServiceName{external.Name, nodePorts.Name}, func(name dataplane.ServiceName) *dataplane.Service {
+		asked++
+		return services[name]
+	}, func(key) dataplane.ServiceName { return dataplane.ServiceName{} }, func(dataplane.ServiceName) *servicePlan { return nil })
+	if n := len(plans[nodePorts.Name].destinations); n < 1000 || asked > 40_000 {
+		t.Errorf("%d destinations; Services were asked for %d times", n, asked)
 	}
 }

@@ -4,19 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"net/netip"
-	"os"
 	"path/filepath"
-	"strings"
+	"reflect"
 	"sync"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft/unix"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
+
+// maxUnread is how many comparisons in a row may rely on the generation of nf_tables.
+const maxUnread = 10
 
 // Options configure a Dataplane.
 type Options struct {
@@ -24,8 +29,14 @@ type Options struct {
 	Clock clock.PassiveClock
 	// ProcDirectory is the proc file system. Empty: /proc.
 	ProcDirectory string
-	// SysctlDirectory is where sysctls are read. Empty: sys in ProcDirectory.
+	// SysctlDirectory is where sysctls are read. Empty: sys in ProcDirectory; with a Model: nowhere.
 	SysctlDirectory string
+	// Modes are those of the node: NodePorts do not answer on what another one binds.
+	Modes []dataplane.Declaration
+	// Model stands in for the kernel. Nil: the node's own.
+	Model Model
+	// Shared: the table has no owner, even if the kernel has that, so that any program may change it.
+	Shared bool
 }
 
 // Dataplane programs one IP family by nf_tables.
@@ -36,13 +47,26 @@ type Dataplane struct {
 	openMonitor  func() (monitor, error)
 	ports        sync.Map // of our sockets, by which the kernel names who has changed a table
 	interfaces   func() ([]netip.Addr, error)
+	// openAddressMonitor opens a monitor of the addresses of interfaces.
+	openAddressMonitor func() (monitor, error)
+	shared             bool // see Options
 
-	kernel  kernel // nil until it is needed, and after an error
-	engine  *engine.Engine[servicePlan]
-	contest *contest
+	kernel kernel // nil until it is needed, and after an error
+	// owns: the table belongs to the socket, so that the kernel rejects changes by other programs.
+	owns bool
+	// addresses are those of the node that NodePorts answer on.
+	addresses engine.Addresses
+	engine    *engine.Engine[servicePlan]
+	contest   *contest
 	// actual is what the table has by the last successful Apply, planned by config; nil: unknown.
 	actual *state
 	config *config
+	// last is what the table had when actual was last known; nil: it never was. It outlives errors.
+	last *state
+	// clean is the generation of nf_tables at which a comparison found no difference; 0: unknown.
+	clean uint32
+	// unread counts the comparisons since that have not read the table.
+	unread int
 	// next is the config by which the running Apply plans all Services.
 	next *config
 	// services are those of the Ruleset of the running, or the last, Apply.
@@ -59,13 +83,19 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	if o.ProcDirectory == "" {
 		o.ProcDirectory = "/proc"
 	}
-	if o.SysctlDirectory == "" {
+	if o.SysctlDirectory == "" && o.Model == nil {
 		o.SysctlDirectory = filepath.Join(o.ProcDirectory, "sys")
 	}
 	d := &Dataplane{
-		family: family, proc: o.ProcDirectory, sysctl: o.SysctlDirectory, interfaces: dataplane.InterfaceAddresses, contest: newContest(),
-		open:        func() (kernel, error) { return nft.Open() },
-		openMonitor: func() (monitor, error) { return nft.OpenMonitor() },
+		family: family, proc: o.ProcDirectory, sysctl: o.SysctlDirectory, contest: newContest(), shared: o.Shared,
+		interfaces: func() ([]netip.Addr, error) { return dataplane.NodeAddresses(o.Modes) },
+		open:       openKernel, openMonitor: openMonitor,
+	}
+	if o.Model != nil {
+		d.open, d.interfaces = func() (kernel, error) { return o.Model, nil }, func() ([]netip.Addr, error) { return o.Model.Addresses(), nil }
+	}
+	d.openAddressMonitor = func() (monitor, error) {
+		return openAddressMonitor((&config{family: family}).table().Family)
 	}
 	d.engine = engine.New[servicePlan](operations{d}, o.Clock)
 	return d
@@ -85,17 +115,25 @@ func (d *Dataplane) Supported(_ context.Context, r *dataplane.Ruleset) error {
 	}
 	var b nft.Batch
 	c.addProbe(&b)
-	err = d.kernel.Commit(&b, 0)
-	rejected, ok := errors.AsType[*nft.RejectedError](err)
-	switch {
-	case ok && rejected.Message == b.Len()-1: // the message that cannot succeed
-		return nil
-	case ok:
-		return fmt.Errorf("%w: the kernel's nf_tables lacks a feature; use Linux 5.13 or newer with its modules nft_*, or another mode: %w", dataplane.ErrUnsupported, err)
-	case err == nil:
-		return errors.New("the kernel has made a table that was to be discarded")
+	err = d.discard(&b)
+	if rejected, ok := errors.AsType[*nft.RejectedError](err); ok {
+		return fmt.Errorf("%w: the kernel's nf_tables lacks %s; use Linux 5.13 or newer with its modules nft_*, or another mode: %w", dataplane.ErrUnsupported, b.Describe(rejected), err)
 	}
 	return d.failed(err)
+}
+
+// discard has the kernel check a batch whose last message cannot succeed, so that it does nothing.
+func (d *Dataplane) discard(b *nft.Batch) error {
+	err := d.kernel.Commit(b, 0)
+	rejected, ok := errors.AsType[*nft.RejectedError](err)
+	switch {
+	case err == nil:
+		return errors.New("the kernel has made a table that was to be discarded")
+	case ok && rejected.Message == b.Len()-1:
+		return nil
+	default:
+		return err
+	}
 }
 
 // connect opens the socket.
@@ -112,19 +150,40 @@ func (d *Dataplane) connect() error {
 	}
 	d.kernel = k
 	d.ports.Store(k.Port(), struct{}{})
+	if !d.shared {
+		c := config{family: d.family, probe: true}
+		var b nft.Batch
+		b.AddTable(c.table(), "", true)
+		c.addFailure(&b)
+		err := d.discard(&b)
+		if d.owns = err == nil; err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
+			return d.failed(fmt.Errorf("probe whether a table may have an owner: %w", err))
+		}
+	}
 	return nil
 }
 
-// failed forgets the socket after an error that is no answer of the kernel.
+// failed closes the socket after an error that is no answer of the kernel.
 func (d *Dataplane) failed(err error) error {
 	if _, answered := errors.AsType[*nft.RejectedError](err); err != nil && !answered && !errors.Is(err, nft.ErrChanged) {
-		if c, ok := d.kernel.(interface{ Close() error }); ok {
-			err = errors.Join(err, c.Close())
-		}
-		d.ports.Delete(d.kernel.Port())
-		d.kernel = nil
+		err = errors.Join(err, d.Close())
 	}
 	return err
+}
+
+// Close closes the socket, after which another agent may own the table. It is not called concurrently
+// with other methods, which open the socket again.
+func (d *Dataplane) Close() error {
+	if d.kernel == nil {
+		return nil
+	}
+	k := d.kernel
+	d.ports.Delete(k.Port())
+	d.kernel, d.actual = nil, nil
+	if c, ok := k.(io.Closer); ok {
+		return c.Close() //nolint:wrapcheck // it names the call
+	}
+	return nil
 }
 
 // configFor derives what the rules depend on besides Services.
@@ -138,8 +197,8 @@ func (d *Dataplane) configFor(n *dataplane.Node) (*config, error) {
 
 // liberal reports whether nf_conntrack_tcp_be_liberal is on.
 func (d *Dataplane) liberal() bool {
-	text, err := os.ReadFile(filepath.Join(d.sysctl, "net/netfilter/nf_conntrack_tcp_be_liberal"))
-	return err == nil && strings.TrimSpace(string(text)) == "1"
+	value, err := dataplane.Sysctls(d.sysctl).Read("net/netfilter/nf_conntrack_tcp_be_liberal")
+	return err == nil && value == "1"
 }
 
 // Apply implements dataplane.Dataplane.
@@ -150,11 +209,16 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		return dataplane.Result{}, d.failed(err)
 	}
 	d.engine.Begin()
+	if result.Kind == v1alpha1.SyncFull && r.Prune && len(result.Rejected) == len(result.Reduced) { // it may serve the rejected ones
+		if err := d.removeFormer(ctx); err != nil && len(result.Warnings) < dataplane.MaxExamples {
+			result.Warnings = append(result.Warnings, err.Error()+"; its rules act beside nodeproxy's until the next full pass removes it")
+		}
+	}
 	return result, nil
 }
 
 // Verify implements dataplane.Dataplane.
-func (d *Dataplane) Verify(_ context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
+func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
 	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil {
 		return dataplane.Difference{}, err
 	}
@@ -165,15 +229,38 @@ func (d *Dataplane) Verify(_ context.Context, r *dataplane.Ruleset, o dataplane.
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	l, err := d.list(c)
+	applied := d.actual != nil && reflect.DeepEqual(c, d.config)
+	current := applied && !o.Audit && !r.Full && len(r.Dirty) == 0
+	if current && d.clean != 0 && d.unread < maxUnread {
+		if now, err := d.kernel.Generation(); err == nil && now == d.clean { // no program has changed anything
+			d.unread++
+			return dataplane.Difference{Counts: d.actual.counts(c), Unread: true}, nil
+		}
+	}
+	plans, rejected := newContest().all(c, r), map[dataplane.ServiceName]engine.Rejection[servicePlan]{}
+	if d.actual != nil {
+		rejected = maps.Clone(d.engine.Rejected)
+	}
+	takeOut(plans, rejected)
+	addRetained(plans, d.last.retained(r, rejected), d.last)
+	if o.Audit {
+		if found, beside, err := d.auditFormer(ctx, c, plans); err != nil || beside {
+			return dataplane.DifferenceOf(found, o), d.failed(err)
+		}
+	}
+	l, difference, err := d.compare(c, plans)
 	if err != nil {
 		return dataplane.Difference{}, d.failed(err)
 	}
-	plans := newContest().plans(c, namesOf(r), func(name dataplane.ServiceName) *dataplane.Service { return r.Services[name] },
-		func(key) dataplane.ServiceName { return dataplane.ServiceName{} }, func(dataplane.ServiceName) *servicePlan { return nil })
-	out := dataplane.DifferenceOf(c.findings(c.compare(l, plans)), o)
-	out.Drifted = d.actual != nil && out.Count > 0
-	out.Counts = countsOf(l)
+	c.limit(l, difference, r, plans, rejected)
+	out := dataplane.DifferenceOf(c.findings(difference), o)
+	if d.clean, d.unread = 0, 0; current && out.Count == 0 {
+		d.clean = l.generation
+	}
+	if applied && out.Count > 0 {
+		out.Drifted = !d.drift(c, l, d.actual, r).equal()
+	}
+	out.Counts = l.counts()
 	return out, nil
 }
 
@@ -185,21 +272,17 @@ func (d *Dataplane) Cleanup(context.Context, dataplane.CleanupOptions) error {
 		}
 		return err
 	}
-	d.actual, d.contest = nil, newContest()
-	c := &config{family: d.family}
-	found, _, err := d.kernel.HasTable(c.table())
-	if err != nil || !found {
-		return d.failed(err)
-	}
-	var b nft.Batch
-	b.DeleteTable(c.table())
-	if err := d.kernel.Commit(&b, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return d.failed(fmt.Errorf("delete table %s: %w", TableName, err))
-	}
-	return nil
+	d.actual, d.last, d.contest = nil, nil, newContest()
+	return d.deleteTable(tableOf(d.family, TableName))
 }
 
 // CleanupMode implements dataplane.ModeCleaner. Open connections need no rules.
 func (d *Dataplane) CleanupMode(ctx context.Context, _ *dataplane.Ruleset) (pending string, err error) {
-	return "", d.Cleanup(ctx, dataplane.CleanupOptions{})
+	if err := d.Cleanup(ctx, dataplane.CleanupOptions{}); err != nil {
+		return "", err
+	}
+	if err := d.removeFormer(ctx); err != nil {
+		return err.Error(), nil
+	}
+	return "", nil
 }

@@ -1,35 +1,41 @@
 package nftables
 
 import (
-	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // rig is a Dataplane in a network namespace of its own, with the Ruleset that it is to apply.
 type rig struct {
-	*testing.T
+	testing.TB
 	*Dataplane
 	rules dataplane.Ruleset
 	conn  *nft.Conn
+	of    dataplane.Family
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t testing.TB) *rig {
 	t.Helper()
-	conn := ownNamespace(t)
-	r := &rig{T: t, conn: conn, rules: dataplane.Ruleset{
+	return rigWith(t, ownNamespace(t), dataplane.IPv4)
+}
+
+// rigWith is a rig in the namespace of the calling thread.
+func rigWith(t testing.TB, conn *nft.Conn, family dataplane.Family) *rig {
+	t.Helper()
+	r := &rig{TB: t, conn: conn, of: family, rules: dataplane.Ruleset{
 		Full: true, Prune: true, Services: map[dataplane.ServiceName]*dataplane.Service{}, Dirty: map[dataplane.ServiceName]struct{}{},
 		Node: dataplane.Node{Settings: v1alpha1.CompleteSettings(nil), Addresses: addrs("192.0.2.1")},
 	}}
@@ -39,7 +45,7 @@ func newRig(t *testing.T) *rig {
 
 // restart begins with a new Dataplane.
 func (r *rig) restart() {
-	r.Dataplane = New(dataplane.IPv4, Options{})
+	r.Dataplane = New(r.of, Options{Shared: true}) // so that the test may change the table
 	r.interfaces = func() ([]netip.Addr, error) { return addrs("127.0.0.1 192.0.2.1 192.0.2.2"), nil }
 	r.rules.Full = true
 }
@@ -56,14 +62,10 @@ func (r *rig) apply() dataplane.Result {
 		r.Fatal(err)
 	}
 	r.rules.Full, r.rules.Dirty = false, map[dataplane.ServiceName]struct{}{}
-	if len(result.Rejected) == 0 {
-		d, err := r.Verify(r.Context(), &r.rules, dataplane.VerifyOptions{})
-		if err != nil || d.Count > 0 || d.Drifted {
-			r.Fatalf("after Apply: %v, %d differences: %q", err, d.Count, d.Examples)
-		}
-		if d.Counts[dataplane.SetEntries] != result.Counts[dataplane.SetEntries] {
-			r.Errorf("%d elements, not %d", result.Counts[dataplane.SetEntries], d.Counts[dataplane.SetEntries])
-		}
+	if d, err := r.Verify(r.Context(), &r.rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 || d.Drifted {
+		r.Fatalf("after Apply: %v, %d differences: %q", err, d.Count, d.Examples)
+	} else if !maps.Equal(d.Counts, result.Counts) {
+		r.Errorf("the result counts %v, and the kernel has %v", result.Counts, d.Counts)
 	}
 	return result
 }
@@ -78,9 +80,7 @@ func (r *rig) nft(command string) {
 // TestApply applies random changes, in part and in full.
 func TestApply(t *testing.T) {
 	r := newRig(t)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test
+	random := rand.New(rand.NewPCG(dataplanetest.Seed(t), 1)) //nolint:gosec // a test
 	for range 60 {
 		s := randomService(random, 1+random.IntN(10))
 		if r.set(s); random.IntN(4) == 0 {
@@ -195,50 +195,6 @@ func TestDrift(t *testing.T) {
 	r.apply()
 }
 
-// TestPrune: without it, Services that are not known stay.
-func TestPrune(t *testing.T) {
-	r := newRig(t)
-	r.set(web())
-	r.apply()
-	delete(r.rules.Services, web().Name)
-	r.restart()
-	r.rules.Prune = false
-	if _, err := r.Apply(t.Context(), &r.rules); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command("nft", "list", "table", "ip", "nodeproxy").Output(); err != nil || !strings.Contains(string(out), "default/web:http") {
-		t.Errorf("the Service is gone: %v: %s", err, out)
-	}
-	r.rules.Prune, r.rules.Full = true, true
-	r.apply()
-}
-
-// TestPreserve: what comes from the checkpoint changes nothing that the kernel has.
-func TestPreserve(t *testing.T) {
-	r := newRig(t)
-	r.set(web())
-	r.apply()
-	old := web()
-	old.Ports[0].Cluster, old.ExternalIPs = eps("10.244.9.9:8080"), addrs("203.0.113.1 203.0.113.99")
-	r.set(old)
-	r.restart()
-	r.rules.Preserve = map[dataplane.ServiceName]struct{}{old.Name: {}}
-	if _, err := r.Apply(t.Context(), &r.rules); err != nil {
-		t.Fatal(err)
-	}
-	l, err := r.config.list(r.conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := r.config.state(l)
-	for address, want := range map[string]string{"10.96.0.1:80": "10.244.0.1:8080 10.244.1.1:8080", "203.0.113.99:80": "10.244.9.9:8080"} {
-		k := key{netip.MustParseAddrPort(address), v1alpha1.ProtocolTCP}
-		if o := s.destinations[k]; o.destination == nil || !slices.Equal(o.endpoints, eps(want)) {
-			t.Errorf("%s has %+v", address, o.destination)
-		}
-	}
-}
-
 // TestForgetClients: clients of an endpoint that is gone get another one.
 func TestForgetClients(t *testing.T) {
 	r := newRig(t)
@@ -284,52 +240,6 @@ func TestCleanup(t *testing.T) {
 	r.apply()
 }
 
-// TestWatch: batches of other programs are reported, with their authors, and ours are not.
-func TestWatch(t *testing.T) {
-	r := newRig(t)
-	m, err := nft.OpenMonitor() // in the namespace of this thread
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.openMonitor = func() (monitor, error) { return m, nil }
-	changes := make(chan dataplane.Change, 100)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	r.set(web())
-	r.apply()
-	go func() { done <- r.watch(ctx, func(c dataplane.Change) { changes <- c }) }()
-	next := func() dataplane.Change {
-		t.Helper()
-		select {
-		case c := <-changes:
-			return c
-		case <-time.After(10 * time.Second):
-			t.Fatal("no change is reported")
-			return dataplane.Change{}
-		}
-	}
-	if c := next(); c != (dataplane.Change{}) {
-		t.Errorf("at first: %+v", c)
-	}
-	r.nft("add table ip other")
-	s := web()
-	s.Ports[0].Cluster = eps("10.244.9.9:8080")
-	r.set(s)
-	r.apply()
-	r.nft("flush map ip nodeproxy endpoints")
-	if c := next(); !c.Sure || !strings.HasPrefix(c.By, "nft (process ") {
-		t.Errorf("after the flush: %+v", c)
-	}
-	r.nft("add rule ip nodeproxy nat-output counter")
-	if c := next(); c.Sure {
-		t.Errorf("after an addition: %+v", c)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-}
-
 // lacking is a kernel that lacks a feature, or permission.
 type lacking struct {
 	kernel
@@ -350,7 +260,75 @@ func TestUnsupported(t *testing.T) {
 	if err := r.Supported(t.Context(), &r.rules); !errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("without permission: %v", err)
 	}
-	if err := r.Cleanup(t.Context(), dataplane.CleanupOptions{}); err != nil {
+	if err := r.Dataplane.Cleanup(t.Context(), dataplane.CleanupOptions{}); err != nil {
 		t.Errorf("cleanup: %v", err)
+	}
+}
+
+// TestPendingIsNoDrift: what has changed since the last Apply is a difference, and not by others.
+func TestPendingIsNoDrift(t *testing.T) {
+	r := newRig(t)
+	r.set(web())
+	r.set(numbered(1, 3))
+	r.apply()
+	for name, c := range map[string]struct {
+		change func()
+		count  bool
+		drift  bool
+	}{
+		"nothing":              {func() {}, false, false},
+		"a Service that waits": {func() { r.set(numbered(1, 4)) }, true, false},
+		"one with affinity": {func() {
+			s := numbered(1, 3)
+			s.AffinitySeconds = 77
+			r.set(s)
+		}, true, false},
+		"a new one": {func() { r.set(numbered(2, 4)) }, true, false},
+		"an ended one": {func() {
+			delete(r.rules.Services, web().Name)
+			r.rules.Dirty[web().Name] = struct{}{}
+		}, true, false},
+		"other settings":           {func() { r.rules.Node.Settings.Masquerade.Bit = new(int32(15)) }, true, false},
+		"another one beside a new": {func() { r.set(numbered(2, 4)); r.nft("flush map ip nodeproxy endpoints") }, true, true},
+	} {
+		c.change()
+		d, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{})
+		if err != nil || d.Count > 0 != c.count || d.Drifted != c.drift {
+			t.Errorf("%s: %+v, %v", name, d, err)
+		}
+		r.rules.Node.Settings.Masquerade.Bit = new(int32(14))
+		r.set(web())
+		r.set(numbered(1, 3))
+		delete(r.rules.Services, numbered(2, 4).Name)
+		r.rules.Dirty[numbered(2, 4).Name] = struct{}{}
+		r.rules.Full = true
+		r.apply()
+	}
+}
+
+// TestRepairedIsOfOthers: a full pass that nothing asked for counts what another program has changed,
+// and not what is to change.
+func TestRepairedIsOfOthers(t *testing.T) {
+	r := newRig(t)
+	r.set(numbered(1, 3))
+	r.apply()
+	r.nft("delete element ip nodeproxy endpoints { 172.16.0.1 . tcp . 80 . 0x00000000 }")
+	r.set(numbered(1, 3, 9)) // deletes it, too
+	r.set(numbered(2, 7))
+	result := r.apply()
+	if got := result.Repaired; result.Kind != v1alpha1.SyncFull || got.Count != 1 || got.Examples[0] != "Service ns1/service-1: missing or different: 1 element of endpoints" {
+		t.Errorf("a sync of kind %s has repaired %d: %q", result.Kind, got.Count, got.Examples)
+	}
+}
+
+// TestUnread: a verification that relies on the generation of nf_tables reports it.
+func TestUnread(t *testing.T) {
+	r := newRig(t)
+	r.set(web())
+	r.apply()
+	for i := range maxUnread + 1 {
+		if d, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{}); err != nil || d.Unread != (i < maxUnread) || len(d.Counts) == 0 {
+			t.Errorf("verification %d: unread: %v, %v, %v", i, d.Unread, d.Counts, err)
+		}
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 )
 
 // change collects the elements that a batch deletes and adds, by set.
@@ -15,6 +15,15 @@ type change struct {
 
 func newChange() *change {
 	return &change{map[string][]nft.Element{}, map[string][]nft.Element{}}
+}
+
+// reset empties the change and retains its memory.
+func (c *change) reset() {
+	for _, of := range []map[string][]nft.Element{c.deleted, c.added} {
+		for set, elements := range of {
+			of[set] = elements[:0]
+		}
+	}
 }
 
 // replace replaces an element; nil: there is none.
@@ -28,15 +37,22 @@ func (c *change) replace(set string, before, after *nft.Element) {
 }
 
 // appendTo appends the change to a batch.
-func (c *change) appendTo(b *nft.Batch, t nft.Table, sets []string) {
+func (c *change) appendTo(b *nft.Batch, t nft.Table, sets []string) { appendChanges(b, t, sets, c) }
+
+// appendChanges appends changes to a batch, set by set, so that elements share messages.
+func appendChanges(b *nft.Batch, t nft.Table, sets []string, changes ...*change) {
 	for _, set := range sets {
-		for i := range c.deleted[set] {
-			b.DeleteElement(t, set, &c.deleted[set][i])
+		for _, c := range changes {
+			for i := range c.deleted[set] {
+				b.DeleteElement(t, set, &c.deleted[set][i])
+			}
 		}
 	}
 	for _, set := range sets {
-		for i := range c.added[set] {
-			b.AddElement(t, set, &c.added[set][i])
+		for _, c := range changes {
+			for i := range c.added[set] {
+				b.AddElement(t, set, &c.added[set][i])
+			}
 		}
 	}
 }
@@ -44,7 +60,7 @@ func (c *change) appendTo(b *nft.Batch, t nft.Table, sets []string) {
 // bytes is a destination in keys of sets.
 func (k key) bytes() []byte {
 	b := appendPadded(make([]byte, 0, 32), k.Addr().AsSlice()...)
-	return appendPort(appendPadded(b, protocolNumber(k.protocol)), k.Port())
+	return appendPort(appendPadded(b, dataplane.ProtocolNumber(k.protocol)), k.Port())
 }
 
 func endpointData(e netip.AddrPort) []byte { return appendPort(e.Addr().AsSlice(), e.Port()) }
@@ -101,14 +117,7 @@ func (c *change) replaceDestination(was, is dataplane.ServiceName, before, after
 		}
 		c.replace(setCircuit, of(before.circuit), of(after.circuit))
 	}
-	if !slices.Equal(before.ranges, after.ranges) {
-		for _, r := range merged(before.ranges) {
-			c.replace(setRanges, rangeElement(bytes, r), nil)
-		}
-		for _, r := range merged(after.ranges) {
-			c.replace(setRanges, nil, rangeElement(bytes, r))
-		}
-	}
+	c.replaceRanges(bytes, before.ranges, after.ranges)
 	if before.affinity != after.affinity {
 		if before.affinity != 0 {
 			c.replace(affineSet(before.affinity), &nft.Element{Key: bytes}, nil)
@@ -135,24 +144,22 @@ func (c *change) replaceEndpoints(set string, k []byte, was, is []netip.AddrPort
 	}
 }
 
-// merged are ranges without those inside others: the kernel takes no ranges that overlap.
-func merged(ranges []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for _, r := range slices.SortedFunc(slices.Values(ranges), netip.Prefix.Compare) {
-		if n := len(out); n > 0 && out[n-1].Overlaps(r) { // the wider one comes first
-			continue
+// replaceRanges replaces the source ranges of a destination.
+func (c *change) replaceRanges(k []byte, was, is []netip.Prefix) {
+	for len(was)+len(is) > 0 {
+		switch {
+		case len(is) == 0 || len(was) > 0 && was[0].Compare(is[0]) < 0:
+			c.replace(rangesSet(was[0].Bits()), rangeElement(k, was[0].Addr()), nil)
+			was = was[1:]
+		case len(was) == 0 || was[0] != is[0]:
+			c.replace(rangesSet(is[0].Bits()), nil, rangeElement(k, is[0].Addr()))
+			is = is[1:]
+		default:
+			was, is = was[1:], is[1:]
 		}
-		out = append(out, r.Masked())
 	}
-	return out
 }
 
-func rangeElement(k []byte, r netip.Prefix) *nft.Element {
-	first := r.Addr().AsSlice()
-	last := slices.Clone(first)
-	for i := range last {
-		bits := min(max(r.Bits()-8*i, 0), 8)
-		last[i] |= byte(0xff >> bits)
-	}
-	return &nft.Element{Key: slices.Concat(k, first), End: slices.Concat(k, last)}
+func rangeElement(k []byte, network netip.Addr) *nft.Element {
+	return &nft.Element{Key: slices.Concat(k, network.AsSlice())}
 }

@@ -1,16 +1,16 @@
 package nftables
 
 import (
+	"cmp"
 	"encoding/binary"
-	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft/unix"
 )
 
 // TableName is the name of our table, one for each IP family.
@@ -28,8 +28,6 @@ const (
 	setLocal     = "local-endpoints"
 	// setCircuit maps a destination of policy Local to where packets from pods and the node go.
 	setCircuit = "short-circuit"
-	// setRanges has destinations with the sources that are allowed.
-	setRanges = "source-ranges"
 	// setAffinity maps a client and a destination to the endpoint that the client keeps.
 	setAffinity = "affinity"
 	// setClusterIPs has all cluster IPs.
@@ -41,15 +39,67 @@ const (
 // maxAffinity bounds the clients that keep an endpoint. One more gets any endpoint.
 const maxAffinity = 1 << 20
 
-// affineSet has the destinations whose clients keep their endpoint for so many seconds.
-func affineSet(seconds int32) string { return fmt.Sprintf("affine-%d", seconds) }
+// numberedSet is a set of which the table has one for each number that a Service has needed. Packets
+// look up all sets of a kind, so there are few.
+type numberedSet struct {
+	kind   string
+	number int32
+}
+
+type numberedSets = map[numberedSet]struct{}
+
+// Kinds of numbered sets.
+const (
+	// affinePrefix: destinations whose clients keep their endpoint for so many seconds.
+	affinePrefix = "affine-"
+	// rangesPrefix: destinations with the networks of so many bits that are allowed. All of them are hash
+	// tables: the ranges of one Service cost no other. A set of intervals is walked and copied whenever
+	// it changes, and a set for each Service makes every lookup of a set by its name longer.
+	rangesPrefix = "source-ranges-"
+)
+
+// formerRanges is the set of intervals that earlier versions had instead.
+const formerRanges = "source-ranges"
+
+func (s numberedSet) name() string { return s.kind + strconv.Itoa(int(s.number)) }
+
+func affineSet(seconds int32) string { return numberedSet{affinePrefix, seconds}.name() }
+
+func rangesSet(bits int) string { return numberedSet{rangesPrefix, int32(bits)}.name() } //nolint:gosec // up to 128
+
+// parseNumbered parses the name of a numbered set.
+func (c *config) parseNumbered(name string) (numberedSet, bool) {
+	at := strings.LastIndexByte(name, '-') + 1
+	n, err := strconv.ParseInt(name[at:], 10, 32)
+	s := numberedSet{name[:at], int32(n)} //nolint:gosec // checked
+	switch {
+	case err != nil || s.name() != name:
+		return s, false
+	case s.kind == rangesPrefix:
+		return s, 0 <= n && n <= int64(c.header().length)*8
+	default:
+		return s, s.kind == affinePrefix && n > 0
+	}
+}
+
+// numbers are those of the sets of a kind, in descending order.
+func numbers(of numberedSets, kind string) []int32 {
+	var out []int32
+	for s := range of {
+		if s.kind == kind {
+			out = append(out, s.number)
+		}
+	}
+	slices.SortFunc(out, func(a, b int32) int { return cmp.Compare(b, a) })
+	return out
+}
 
 // destinationKey are the types of a destination in keys.
 func (c *config) destinationKey(more ...nft.Type) []nft.Type {
 	return append([]nft.Type{c.header().address, nft.Protocol, nft.Port}, more...)
 }
 
-// sets are the sets and maps of the table, but for those of affineSet.
+// sets are the sets and maps of the table, but for numbered ones.
 func (c *config) sets() []*nft.Set {
 	address := c.header().address
 	endpoint := []nft.Type{address, nft.Port}
@@ -58,42 +108,59 @@ func (c *config) sets() []*nft.Set {
 		{Name: setEndpoints, Key: c.destinationKey(nft.Number), Data: endpoint},
 		{Name: setLocal, Key: c.destinationKey(nft.Number), Data: endpoint},
 		{Name: setCircuit, Key: c.destinationKey(), Verdicts: true},
-		{Name: setRanges, Key: c.destinationKey(address), Interval: true},
 		{Name: setAffinity, Key: append([]nft.Type{address}, c.destinationKey()...), Data: endpoint, Dynamic: true, Size: maxAffinity},
 		{Name: setClusterIPs, Key: []nft.Type{address}},
 		{Name: setHairpin, Key: []nft.Type{address, address}},
 	}
 }
 
-func (c *config) affine(seconds int32) *nft.Set {
-	return &nft.Set{Name: affineSet(seconds), Key: c.destinationKey()}
+func (c *config) numbered(s numberedSet) *nft.Set {
+	out := &nft.Set{Name: s.name(), Key: c.destinationKey()}
+	if s.kind == rangesPrefix {
+		out.Key = append(out.Key, c.header().address)
+	}
+	return out
 }
 
 // rule is a rule of a chain.
 type rule []nft.Expr
 
-// fixedChain is a chain that does not depend on Services, except for affinity.
+// fixedChain is a chain that does not depend on Services, except for numbered sets.
 type fixedChain struct {
 	name  string
 	hook  *nft.Hook
 	rules []rule
-	// learns: its rules depend on the timeouts of session affinity.
-	learns bool
+	// numbered: its rules depend on the numbered sets.
+	numbered bool
 }
 
-// Priorities of base chains, as nft calls them: dstnat, srcnat and filter.
+// Priorities of base chains: just before dstnat and srcnat, so that packets meet our rules before
+// those of iptables and of kube-proxy, whichever was there first; and filter.
 const (
-	priorityDestinationNAT = -100
-	prioritySourceNAT      = 100
+	priorityDestinationNAT = -101
+	prioritySourceNAT      = 99
 	priorityFilter         = 0
 )
 
-// fixedChains are the chains with hooks, and those to which they lead. Timeouts are those of
-// session affinity, sorted.
-func (c *config) fixedChains(timeouts []int32) []fixedChain {
-	dispatch := []rule{append(c.loadDestination(0), nft.Follow(setServices, 0))}
-	learn := c.learn(timeouts)
-	unused := []rule{slices.Concat(c.loadAddress(c.header().destination, 0), []nft.Expr{nft.In(setClusterIPs, 0)}, c.isNew(), []nft.Expr{nft.Give(nft.Goto(reject.name()))})}
+// chainSources is the chain that returns packets from allowed sources and drops others.
+const chainSources = "allowed-sources"
+
+// fixedChains are the chains with hooks, and those to which others lead, of a table with some numbered
+// sets.
+func (c *config) fixedChains(sets numberedSets) []fixedChain {
+	// Twice, as pick looks up endpoints: a kernel before Linux 6.17 may miss an element while a batch
+	// replaces it, but only once for each batch.
+	lookup := append(c.loadDestination(0), nft.Follow(setServices, 0))
+	dispatch := []rule{lookup, lookup}
+	learn := c.learn(numbers(sets, affinePrefix))
+	toClusterIP := append(c.loadAddress(c.header().destination, 0), nft.In(setClusterIPs, 0))
+	unused := []rule{
+		// Confirmed is a connection from before its Service came, which stays untranslated. A reset would
+		// have the client's next one from that port reset, too, for ten seconds. Package conntrack removes
+		// it while it waits, and the client's next try succeeds.
+		slices.Concat(c.isNew(), c.confirmed(), toClusterIP, []nft.Expr{nft.Give(nft.Drop())}),
+		slices.Concat(c.isNew(), toClusterIP, []nft.Expr{nft.Give(nft.Goto(reject.name()))}),
+	}
 	forward := unused
 	if c.dropInvalid {
 		forward = append([]rule{c.invalid()}, unused...)
@@ -101,8 +168,9 @@ func (c *config) fixedChains(timeouts []int32) []fixedChain {
 	return []fixedChain{
 		{reject.name(), nil, []rule{
 			{nft.Meta(unix.NFT_META_L4PROTO, 0), nft.Equal(0, []byte{unix.IPPROTO_TCP}), nft.RejectReset()},
-			{nft.RejectUnreachable()},
+			{nft.RejectUnreachable(c.table().Family)},
 		}, false},
+		{chainSources, nil, c.allowed(numbers(sets, rangesPrefix)), true},
 		{"nat-prerouting", &nft.Hook{Type: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: priorityDestinationNAT}, dispatch, false},
 		{"nat-output", &nft.Hook{Type: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: priorityDestinationNAT}, dispatch, false},
 		{"nat-postrouting", &nft.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: prioritySourceNAT}, append(slices.Clone(learn), c.masquerading()...), true},
@@ -117,9 +185,10 @@ func (t treatment) name() string { return chain{treatment: t}.name() }
 
 // States and status bits of connections, as the kernel numbers them.
 const (
-	stateInvalid = 1 << 0
-	stateNew     = 1 << 3
-	statusDNAT   = 1 << 5
+	stateInvalid    = 1 << 0
+	stateNew        = 1 << 3
+	statusConfirmed = 1 << 3
+	statusDNAT      = 1 << 5
 )
 
 func has(load nft.Expr, bits uint32) []nft.Expr {
@@ -127,6 +196,10 @@ func has(load nft.Expr, bits uint32) []nft.Expr {
 }
 
 func (c *config) isNew() []nft.Expr { return has(nft.Conntrack(unix.NFT_CT_STATE, 0), stateNew) }
+
+func (c *config) confirmed() []nft.Expr {
+	return has(nft.Conntrack(unix.NFT_CT_STATUS, 0), statusConfirmed)
+}
 
 func (c *config) translated() []nft.Expr {
 	return has(nft.Conntrack(unix.NFT_CT_STATUS, 0), statusDNAT)
@@ -157,6 +230,31 @@ func (c *config) learn(timeouts []int32) []rule {
 	return out
 }
 
+// allowed are the rules that return packets from ranges of so many bits each, and drop others. One lookup
+// each suffices (see fixedChains): no batch replaces an element of these sets.
+func (c *config) allowed(lengths []int32) []rule {
+	h := c.header()
+	source := h.registers() + 2
+	var out []rule
+	for _, bits := range lengths {
+		r := append(rule(c.loadDestination(0)), c.loadAddress(h.source, source)...)
+		if mask := maskOf(int(h.length), int(bits)); bits < 8*int32(h.length) { //nolint:gosec // 4 or 16
+			r = append(r, nft.Bits(source, mask, make([]byte, len(mask))))
+		}
+		out = append(out, append(r, nft.In(rangesSet(int(bits)), 0), nft.Give(nft.Return())))
+	}
+	return append(out, rule{nft.Give(nft.Drop())})
+}
+
+// maskOf is a mask of so many bytes whose first bits are set.
+func maskOf(length, bits int) []byte {
+	mask := make([]byte, length)
+	for i := range mask {
+		mask[i] = ^byte(0xff >> min(max(bits-8*i, 0), 8))
+	}
+	return mask
+}
+
 // masquerading masquerades what is marked, and hairpin connections.
 func (c *config) masquerading() []rule {
 	h := c.header()
@@ -175,8 +273,7 @@ func (c *config) rules(of chain) []rule {
 	var out []rule
 	if of.limited {
 		of.limited = false
-		r := append(rule(c.loadDestination(0)), c.loadAddress(h.source, n+2)...)
-		return []rule{append(r, nft.NotIn(setRanges, 0), nft.Give(nft.Drop())), {nft.Give(nft.Goto(of.name()))}}
+		return []rule{{nft.Give(nft.Jump(chainSources))}, {nft.Give(nft.Goto(of.name()))}}
 	}
 	after := chain{treatment: pick, local: of.local, affine: of.affine, count: of.count}
 	switch of.treatment {
@@ -199,20 +296,27 @@ func (c *config) rules(of chain) []rule {
 			out = append(out, c.marking())
 		case c.pods.Known():
 			out = append(out, append(c.match(false), c.marking()...))
+		default:
+			// While another mode has bound cluster IPs to the node, the kernel uses them as sources of
+			// the node's own connections; no answer would come back.
+			own := append(rule(c.loadAddress(h.source, 0)), nft.In(setClusterIPs, 0))
+			out = append(out, append(own, c.marking()...))
 		}
 	case external:
 		out = append(out, c.marking())
 	case externalLocal:
+		local := func(then ...nft.Expr) rule {
+			return append(rule{nft.AddressType(unix.NFTA_FIB_F_SADDR, 0), nft.Equal(0, nft.HostNumber(unix.RTN_LOCAL))}, then...)
+		}
 		circuit := append(c.loadDestination(0), nft.Follow(setCircuit, 0))
+		circuits := []rule{local(circuit...)}
 		if c.pods.Known() {
-			out = append(out, append(c.match(true), circuit...))
+			circuits = append(circuits, append(c.match(true), circuit...))
+			out = append(out, circuits[1])
 		}
-		local := func() []nft.Expr {
-			return []nft.Expr{nft.AddressType(unix.NFTA_FIB_F_SADDR, 0), nft.Equal(0, nft.HostNumber(unix.RTN_LOCAL))}
-		}
-		out = append(out, append(local(), c.marking()...), append(local(), circuit...))
-		if of.count == 0 {
-			return append(out, rule{nft.Give(nft.Drop())})
+		out = append(out, local(c.marking()...), circuits[0])
+		if of.count == 0 { // otherwise a miss, see fixedChains, only means an endpoint of this node
+			return append(append(out, circuits...), rule{nft.Give(nft.Drop())})
 		}
 	}
 	return append(out, rule{nft.Give(nft.Goto(after.name()))})
@@ -241,11 +345,7 @@ func (c *config) match(is bool) []nft.Expr {
 	}
 	source := c.pods.Source
 	address := source.Addr().AsSlice()
-	mask := make([]byte, len(address))
-	for i := range mask {
-		bits := min(max(source.Bits()-8*i, 0), 8)
-		mask[i] = ^byte(0xff >> bits)
-	}
+	mask := maskOf(len(address), source.Bits())
 	return []nft.Expr{
 		nft.Network(c.header().source, uint32(len(address)), 0), //nolint:gosec // 4 or 16
 		nft.Bits(0, mask, make([]byte, len(mask))), compare(0, address),
@@ -253,26 +353,17 @@ func (c *config) match(is bool) []nft.Expr {
 }
 
 func (c *config) table() nft.Table {
-	t := nft.Table{Family: unix.NFPROTO_IPV4, Name: TableName}
 	if c.probe {
-		t.Name += "-probe"
+		return tableOf(c.family, TableName+"-probe")
 	}
-	if c.family == dataplane.IPv6 {
-		t.Family = unix.NFPROTO_IPV6
-	}
-	return t
+	return tableOf(c.family, TableName)
 }
 
-// protocolNumber is a protocol's number in packets.
-func protocolNumber(p v1alpha1.Protocol) byte {
-	switch p {
-	case v1alpha1.ProtocolUDP:
-		return unix.IPPROTO_UDP
-	case v1alpha1.ProtocolSCTP:
-		return unix.IPPROTO_SCTP
-	default:
-		return unix.IPPROTO_TCP
+func tableOf(family dataplane.Family, name string) nft.Table {
+	if family == dataplane.IPv6 {
+		return nft.Table{Family: unix.NFPROTO_IPV6, Name: name}
 	}
+	return nft.Table{Family: unix.NFPROTO_IPV4, Name: name}
 }
 
 // marking marks packets that are to be masqueraded.
@@ -311,18 +402,17 @@ func indexed(k []byte, index int) []byte {
 	return binary.NativeEndian.AppendUint32(slices.Clone(k), uint32(index)) //nolint:gosec // few
 }
 
-// addLayout adds the table with all that does not depend on Services. Timeouts are those of session
-// affinity, sorted.
-func (c *config) addLayout(b *nft.Batch, timeouts []int32) {
+// addLayout adds the table with all that does not depend on Services, and numbered sets.
+func (c *config) addLayout(b *nft.Batch, numbered numberedSets) {
 	t := c.table()
 	b.AddTable(t, tableComment, false)
 	for _, s := range c.sets() {
 		b.AddSet(t, s)
 	}
-	for _, seconds := range timeouts {
-		b.AddSet(t, c.affine(seconds))
+	for s := range numbered {
+		b.AddSet(t, c.numbered(s))
 	}
-	for _, chain := range c.fixedChains(timeouts) {
+	for _, chain := range c.fixedChains(numbered) {
 		b.AddChain(t, chain.name, chain.hook)
 		for _, r := range chain.rules {
 			b.AddRule(t, chain.name, "", r...)
@@ -332,7 +422,7 @@ func (c *config) addLayout(b *nft.Batch, timeouts []int32) {
 
 // addChain adds a shared chain, and first those to which it leads, unless the table has them.
 func (c *config) addChain(b *nft.Batch, of chain, has map[chain]struct{}) {
-	if _, found := has[of]; found || of == (chain{}) || of.treatment == reject { // which is a fixed one
+	if _, found := has[of]; found || of == (chain{}) || of == (chain{treatment: reject}) { // which is a fixed one
 		return
 	}
 	has[of] = struct{}{}
@@ -347,15 +437,21 @@ func (c *config) addChain(b *nft.Batch, of chain, has map[chain]struct{}) {
 	}
 }
 
-// addProbe adds, under another name, a table with everything that Services may need, and a message
-// that fails, so that the kernel discards it.
+// addProbe adds, under another name, a table with everything that Services may need, and a failure, so
+// that the kernel discards it.
 func (c *config) addProbe(b *nft.Batch) {
 	of := *c
 	of.probe = true
-	of.addLayout(b, []int32{60})
+	of.addLayout(b, numberedSets{{affinePrefix, 60}: {}, {rangesPrefix, 24}: {}})
 	has := map[chain]struct{}{}
+	of.addChain(b, chain{treatment: reject, limited: true}, has)
 	for _, treats := range []treatment{cluster, external, externalLocal} {
 		of.addChain(b, chain{treatment: treats, limited: true, local: treats == externalLocal, affine: true, count: 1}, has)
 	}
-	b.DeleteTable(nft.Table{Family: of.table().Family, Name: TableName + "-none"})
+	of.addFailure(b)
+}
+
+// addFailure adds a message that fails.
+func (c *config) addFailure(b *nft.Batch) {
+	b.DeleteTable(nft.Table{Family: c.table().Family, Name: TableName + "-none"})
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 )
 
 // monitorPause is the time between attempts to subscribe to events.
@@ -18,7 +20,39 @@ type monitor interface {
 	Close() error
 }
 
-// Watch is that of dataplane.Observer. It begins after the first successful Apply.
+var _ dataplane.Observer = (*Dataplane)(nil)
+
+// noteAddresses notes the addresses by which the rules are planned.
+func (d *Dataplane) noteAddresses(c *config) { d.addresses.Note(c.nodePortIPs, c.nodePortAddresses) }
+
+// Follow implements dataplane.Observer: it calls changed when NodePorts must answer on other
+// addresses.
+func (d *Dataplane) Follow(ctx context.Context, changed func()) {
+	d.addresses.Follow(ctx, clock.RealClock{}, d.subscribe, d.interfaces, changed)
+}
+
+// subscribe reports changes of the node's addresses until done is closed or the kernel drops
+// events.
+func (d *Dataplane) subscribe(done <-chan struct{}) (<-chan struct{}, error) {
+	m, err := d.openAddressMonitor()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	events := make(chan struct{})
+	go func() {
+		defer close(events)
+		report := func() { events <- struct{}{} }
+		_ = errors.Join(m.Run(ctx, func([]byte) { report() }, report), m.Close()) // another one follows
+	}()
+	go func() {
+		<-done
+		cancel()
+	}()
+	return events, nil
+}
+
+// Watch implements dataplane.Observer. It begins after the first successful Apply.
 func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	select {
 	case <-ctx.Done():
@@ -43,13 +77,16 @@ func (d *Dataplane) watch(ctx context.Context, changed func(dataplane.Change)) (
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
 	changed(dataplane.Change{}) // what came before is unknown
-	c := config{family: d.family}
-	events := nft.Events{Table: c.table()}
+	t := (&config{family: d.family}).table()
+	events := nft.Events{Family: t.Family, Touches: t.Of}
 	return m.Run(ctx, func(datagram []byte) {
 		for commit := range events.Read(datagram) {
 			if _, ours := d.ports.Load(commit.Port); !ours {
 				changed(dataplane.Change{By: commit.By, Sure: commit.Removed})
 			}
 		}
-	}, func() { changed(dataplane.Change{}) })
+	}, func() {
+		events.Lost()
+		changed(dataplane.Change{})
+	})
 }

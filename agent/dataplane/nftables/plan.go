@@ -36,7 +36,7 @@ type destination struct {
 	endpoints, local []netip.AddrPort
 	// circuit is where packets from pods and the node itself go if the policy is Local; zero: nowhere.
 	circuit chain
-	// ranges are the only allowed sources, if chain is limited.
+	// ranges are the only allowed sources, if chain is limited. Sorted, and none is inside another.
 	ranges []netip.Prefix
 	// affinity is for how many seconds a client keeps its endpoint; 0: it does not.
 	affinity int32
@@ -52,7 +52,7 @@ const (
 	cluster treatment = "cluster"
 	// external masquerades all packets.
 	external treatment = "external"
-	// externalLocal sends packets from pods and the node to where short-circuit says.
+	// externalLocal sends packets from pods and the node as short-circuit decides.
 	externalLocal treatment = "external-local"
 	// reject answers that there is no endpoint.
 	reject treatment = "no-endpoints"
@@ -74,6 +74,9 @@ type chain struct {
 func (c chain) name() string {
 	text := string(c.treatment)
 	if c.treatment == reject {
+		if c.limited {
+			text = "limited-" + text
+		}
 		return text
 	}
 	if c.local && c.treatment != externalLocal {
@@ -104,9 +107,20 @@ func (c chain) next() []chain {
 	}
 }
 
+// addNumbered adds the numbered sets that a destination needs.
+func (d *destination) addNumbered(to numberedSets) {
+	if d.affinity != 0 {
+		to[numberedSet{affinePrefix, d.affinity}] = struct{}{}
+	}
+	for _, r := range d.ranges {
+		to[numberedSet{rangesPrefix, int32(r.Bits())}] = struct{}{} //nolint:gosec // up to 128
+	}
+}
+
 // planService plans all destinations of a Service.
 func (c *config) planService(s *dataplane.Service) servicePlan {
 	p := servicePlan{name: s.Name, clusterIP: s.ClusterIP}
+	ranges := merged(s.SourceRanges)
 	var before dataplane.Once[key]
 	for d := range s.Destinations() {
 		addresses := []netip.Addr{d.Address}
@@ -116,12 +130,12 @@ func (c *config) planService(s *dataplane.Service) servicePlan {
 		for _, a := range addresses {
 			k := key{netip.AddrPortFrom(a, d.Number), d.Port.Protocol}
 			if before.First(k) {
-				p.destinations = append(p.destinations, c.planDestination(s, &d, k))
+				p.destinations = append(p.destinations, c.planDestination(s, &d, k, ranges))
 			}
 		}
 	}
 	for i := range s.Ports {
-		for _, m := range s.Ports[i].Members {
+		for _, m := range s.Ports[i].LocalEndpoints {
 			p.hairpin = append(p.hairpin, m.Addr())
 		}
 	}
@@ -130,19 +144,20 @@ func (c *config) planService(s *dataplane.Service) servicePlan {
 	return p
 }
 
-func (c *config) planDestination(s *dataplane.Service, d *dataplane.Destination, k key) destination {
+// planDestination plans a destination of a Service with some source ranges.
+func (c *config) planDestination(s *dataplane.Service, d *dataplane.Destination, k key, ranges []netip.Prefix) destination {
 	port := d.Port
 	out := destination{key: k, port: port.Name}
+	limited := d.Kind == dataplane.LoadBalancerIP && len(ranges) > 0
+	if limited {
+		out.ranges = c.sources(ranges, d.Address)
+	}
 	if !port.Available {
-		out.chain = chain{treatment: reject}
+		out.chain = chain{treatment: reject, limited: limited}
 		return out
 	}
-	out.affinity = s.AffinitySeconds
-	out.chain = chain{treatment: external, affine: s.AffinitySeconds > 0, local: d.Local}
-	if d.Kind == dataplane.LoadBalancerIP && len(s.SourceRanges) > 0 {
-		out.chain.limited = true
-		out.ranges = c.sources(s, d.Address)
-	}
+	out.affinity = affinityStep(s.AffinitySeconds)
+	out.chain = chain{treatment: external, limited: limited, affine: out.affinity > 0, local: d.Local}
 	if d.Local {
 		out.local = port.Local
 	} else {
@@ -166,20 +181,51 @@ func (c *config) planDestination(s *dataplane.Service, d *dataplane.Destination,
 	return out
 }
 
-// sources are the ranges that may use a load-balancer address. The node's own processes have that
-// address as their source.
-func (c *config) sources(s *dataplane.Service, address netip.Addr) []netip.Prefix {
-	for _, r := range s.SourceRanges {
-		if c.nodeIP.IsValid() && r.Contains(c.nodeIP) {
-			return append(slices.Clone(s.SourceRanges), netip.PrefixFrom(address, address.BitLen()))
-		}
+// affinitySteps are the timeouts of session affinity, in seconds. Each has a set of its own, and rules
+// that every new connection passes, so there are few of them.
+var affinitySteps = [...]int32{1, 2, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400}
+
+// affinityStep is the step for a timeout: the next one that is no shorter. 0: no session affinity.
+func affinityStep(seconds int32) int32 {
+	if seconds <= 0 {
+		return 0
 	}
-	return s.SourceRanges
+	i, _ := slices.BinarySearch(affinitySteps[:], seconds)
+	return affinitySteps[min(i, len(affinitySteps)-1)]
+}
+
+// sources are the ranges that may use a load-balancer address, given those of its Service. The node's
+// own processes have that address as their source.
+func (c *config) sources(ranges []netip.Prefix, address netip.Addr) []netip.Prefix {
+	allow := func(a netip.Addr) bool {
+		return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(a) })
+	}
+	if !allow(c.nodeIP) || allow(address) {
+		return ranges
+	}
+	own := netip.PrefixFrom(address, address.BitLen())
+	at, _ := slices.BinarySearchFunc(ranges, own, netip.Prefix.Compare)
+	return slices.Insert(slices.Clone(ranges), at, own)
+}
+
+// merged are ranges without those inside others, sorted.
+func merged(ranges []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, r := range slices.SortedFunc(slices.Values(ranges), netip.Prefix.Compare) {
+		if n := len(out); n > 0 && out[n-1].Overlaps(r) { // the wider one comes first
+			continue
+		}
+		out = append(out, r.Masked())
+	}
+	return out
 }
 
 // arrange orders endpoints by the indexes that they have: one stays where it is if its index is
-// still among them, others fill the gaps. So few elements change.
+// still among them, others fill the gaps, so that few elements change.
 func arrange(former, now []netip.AddrPort) []netip.AddrPort {
+	if slices.Equal(former, now) {
+		return now
+	}
 	out := make([]netip.AddrPort, len(now))
 	left := make(map[netip.AddrPort]struct{}, len(now))
 	for _, e := range now {

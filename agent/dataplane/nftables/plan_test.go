@@ -10,7 +10,8 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -42,7 +43,7 @@ func web() *dataplane.Service {
 		ExternalIPs: addrs("203.0.113.1"), LoadBalancerIPs: addrs("203.0.113.2"),
 		Ports: []dataplane.Port{{
 			Name: "http", Protocol: v1alpha1.ProtocolTCP, Port: 80, NodePort: 30080, Available: true,
-			Cluster: eps("10.244.0.1:8080 10.244.1.1:8080"), Local: eps("10.244.0.1:8080"), Members: eps("10.244.0.1:8080"),
+			Cluster: eps("10.244.0.1:8080 10.244.1.1:8080"), Local: eps("10.244.0.1:8080"), LocalEndpoints: eps("10.244.0.1:8080"),
 		}},
 	}
 }
@@ -96,6 +97,11 @@ func TestPlan(t *testing.T) {
 		}, `10.96.0.1:53 no-endpoints
 203.0.113.1:53 no-endpoints
 203.0.113.2:53 no-endpoints`},
+		"no endpoints, but source ranges": {func(s *dataplane.Service) {
+			s.SourceRanges, s.ExternalIPs = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, nil
+			s.Ports[0] = dataplane.Port{Protocol: v1alpha1.ProtocolUDP, Port: 53}
+		}, `10.96.0.1:53 no-endpoints
+203.0.113.2:53 limited-no-endpoints 198.51.100.0/24`},
 		"session affinity": {func(s *dataplane.Service) {
 			s.AffinitySeconds, s.ExternalLocal, s.LoadBalancerIPs, s.Ports[0].NodePort = 60, true, nil, 0
 		}, `10.96.0.1:80 cluster-affine-2
@@ -237,13 +243,11 @@ func TestMerged(t *testing.T) {
 func TestRealElements(t *testing.T) {
 	conn := ownNamespace(t)
 	c := testConfig
-	names := []string{affineSet(60)}
-	for _, s := range c.sets() {
-		names = append(names, s.Name)
-	}
 	has := map[chain]struct{}{}
 	var b nft.Batch
-	c.addLayout(&b, []int32{60})
+	numbered := numberedSets{{affinePrefix, 60}: {}, {rangesPrefix, 24}: {}, {rangesPrefix, 32}: {}}
+	c.addLayout(&b, numbered)
+	names := c.setNames(numbered)
 	write := func(before, after servicePlan) {
 		t.Helper()
 		change := newChange()
@@ -292,5 +296,28 @@ func TestRealElements(t *testing.T) {
 	write(second, servicePlan{})
 	if n := elements(); n != 0 {
 		t.Errorf("%d elements at the end", n)
+	}
+}
+
+// TestSize: a plan has no more elements than its size, by which batches and Services are bounded, with
+// session affinity, too.
+func TestSize(t *testing.T) {
+	random := rand.New(rand.NewPCG(dataplanetest.Seed(t), 1)) //nolint:gosec // a test
+	affine := 0
+	for n := range 500 {
+		plan := testConfig.planService(randomService(random, 1+n%200))
+		elements := len(plan.hairpin) + 1
+		for i := range plan.destinations {
+			c := newChange()
+			c.replaceDestination(plan.name, plan.name, nil, &plan.destinations[i])
+			elements += c.size()
+			affine += len(c.added[affineSet(60)])
+		}
+		if elements > plan.size() {
+			t.Errorf("%d elements of a plan of size %d", elements, plan.size())
+		}
+	}
+	if affine == 0 {
+		t.Error("no Service has session affinity")
 	}
 }

@@ -9,11 +9,8 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
-	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 )
 
 // kernel is what the data plane needs of nf_tables. An nft.Conn has it.
@@ -22,21 +19,55 @@ type kernel interface {
 	Port() uint32
 	Commit(b *nft.Batch, generation uint32) error
 	Generation() (uint32, error)
-	HasTable(t nft.Table) (found, owned bool, err error)
+	HasTable(t nft.Table) (found bool, of nft.Ownership, err error)
 	Chains(t nft.Table) ([]nft.Chain, error)
 	Rules(t nft.Table) ([]nft.Rule, error)
 	Sets(t nft.Table) ([]nft.ListedSet, error)
 	Elements(t nft.Table, set string, yield func(*nft.Element)) error
+	Find(t nft.Table, set string, key []byte) (*nft.Element, error)
 }
 
 // listing is what the kernel has of the table.
 type listing struct {
 	generation uint32
 	exists     bool
+	ownership  nft.Ownership
 	sets       map[string]nft.ListedSet
 	chains     map[string]*nft.Hook
 	rules      map[string][][]nft.Expr // by chain
-	elements   map[string]map[string]nft.Element
+	elements   map[string]map[string]*nft.Element
+	memory     memory // of the elements
+}
+
+// memory has many small values, in few pieces.
+type memory struct {
+	bytes    []byte
+	elements []nft.Element
+}
+
+const memoryPiece = 1 << 10 // elements
+
+// element copies an element.
+func (m *memory) element(e *nft.Element) *nft.Element {
+	if len(m.elements) == cap(m.elements) {
+		m.elements = make([]nft.Element, 0, memoryPiece)
+	}
+	m.elements = append(m.elements, *e)
+	out := &m.elements[len(m.elements)-1]
+	out.Key, out.End, out.Data = m.copied(e.Key), m.copied(e.End), m.copied(e.Data)
+	return out
+}
+
+func (m *memory) copied(b []byte) []byte {
+	if b == nil {
+		return nil
+	}
+	if len(b) > cap(m.bytes)-len(m.bytes) {
+		m.bytes = make([]byte, 0, max(memoryPiece*32, len(b)))
+	}
+	at := len(m.bytes)
+	m.bytes = append(m.bytes, b...)
+	return m.bytes[at:len(m.bytes):len(m.bytes)]
 }
 
 // list reads the table, but for what packets have added.
@@ -44,13 +75,13 @@ func (c *config) list(k kernel) (*listing, error) {
 	t := c.table()
 	l := &listing{
 		sets: map[string]nft.ListedSet{}, chains: map[string]*nft.Hook{}, rules: map[string][][]nft.Expr{},
-		elements: map[string]map[string]nft.Element{},
+		elements: map[string]map[string]*nft.Element{},
 	}
 	var err error
 	if l.generation, err = k.Generation(); err != nil {
 		return nil, fmt.Errorf("read the generation of nf_tables: %w", err)
 	}
-	if l.exists, _, err = k.HasTable(t); err != nil || !l.exists {
+	if l.exists, l.ownership, err = k.HasTable(t); err != nil || !l.exists {
 		return l, wrap("read table", err)
 	}
 	chains, err := k.Chains(t)
@@ -76,11 +107,9 @@ func (c *config) list(k kernel) (*listing, error) {
 		if s.Name == setAffinity {
 			continue
 		}
-		l.elements[s.Name] = map[string]nft.Element{}
-		err := k.Elements(t, s.Name, func(e *nft.Element) {
-			e.Key, e.End, e.Data = slices.Clone(e.Key), slices.Clone(e.End), slices.Clone(e.Data)
-			l.elements[s.Name][string(e.Key)] = *e
-		})
+		elements := map[string]*nft.Element{}
+		l.elements[s.Name] = elements
+		err := k.Elements(t, s.Name, func(e *nft.Element) { elements[string(e.Key)] = l.memory.element(e) })
 		if err != nil {
 			return nil, wrap("list set "+s.Name+" of table", err)
 		}
@@ -95,22 +124,19 @@ func wrap(what string, err error) error {
 	return fmt.Errorf("%s %s: %w", what, TableName, err)
 }
 
-// errForeign is returned for elements that are not of the layout.
-var errForeign = errors.New("not of the layout")
+// errNotOurs is returned for elements that are not of the layout.
+var errNotOurs = errors.New("not of the layout")
 
 // parseKey parses a destination at the beginning of a key.
 func (c *config) parseKey(b []byte) (key, error) {
 	n := int(c.header().length)
 	if len(b) < n+8 {
-		return key{}, errForeign
+		return key{}, errNotOurs
 	}
 	a, _ := netip.AddrFromSlice(b[:n])
-	protocols := map[byte]v1alpha1.Protocol{
-		unix.IPPROTO_TCP: v1alpha1.ProtocolTCP, unix.IPPROTO_UDP: v1alpha1.ProtocolUDP, unix.IPPROTO_SCTP: v1alpha1.ProtocolSCTP,
-	}
-	protocol, found := protocols[b[n]]
-	if !found {
-		return key{}, errForeign
+	protocol := dataplane.ProtocolOf(b[n])
+	if protocol == "" {
+		return key{}, errNotOurs
 	}
 	return key{netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[n+4:])), protocol}, nil
 }
@@ -118,7 +144,7 @@ func (c *config) parseKey(b []byte) (key, error) {
 func (c *config) parseEndpoint(b []byte) (netip.AddrPort, error) {
 	n := int(c.header().length)
 	if len(b) < n+2 {
-		return netip.AddrPort{}, errForeign
+		return netip.AddrPort{}, errNotOurs
 	}
 	a, _ := netip.AddrFromSlice(b[:n])
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[n:])), nil
@@ -126,8 +152,10 @@ func (c *config) parseEndpoint(b []byte) (netip.AddrPort, error) {
 
 // parseChain parses the name of a shared chain.
 func parseChain(name string) (chain, bool) {
-	if name == reject.name() {
-		return chain{treatment: reject}, true
+	for _, limited := range []bool{false, true} {
+		if c := (chain{treatment: reject, limited: limited}); name == c.name() {
+			return c, true
+		}
 	}
 	at := strings.LastIndexByte(name, '-')
 	if at < 0 {
@@ -166,28 +194,68 @@ func (c *config) state(l *listing) *state {
 		}
 	}
 	for name := range l.sets {
-		if text, ok := strings.CutPrefix(name, "affine-"); ok {
-			if seconds, err := strconv.ParseInt(text, 10, 32); err == nil && seconds > 0 {
-				s.timeouts[int32(seconds)] = struct{}{}
-			}
+		if set, ok := c.parseNumbered(name); ok {
+			s.numbered[set] = struct{}{}
 		}
 	}
+	ranges := c.listedRanges(l, s.numbered)
 	for _, e := range l.elements[setServices] {
-		c.addService(s, l, &e)
+		if o := c.addService(s, l, e); o != nil {
+			o.ranges = ranges[string(e.Key)]
+		}
 	}
-	for _, e := range l.elements[setClusterIPs] {
-		if a, ok := netip.AddrFromSlice(e.Key); ok {
-			s.clusterIPs[a] = 0
+	for set, addresses := range map[string]map[netip.Addr]int{setClusterIPs: s.clusterIPs, setHairpin: s.hairpin} {
+		for _, e := range l.elements[set] {
+			if a, ok := c.parseAddress(e.Key); ok {
+				addresses[a] = 0
+			}
 		}
 	}
 	return s
 }
 
-// addService adds a destination of a listing to a state.
-func (c *config) addService(s *state, l *listing, e *nft.Element) {
+// listedRanges are the source ranges of a listing, sorted, by the key of their destination.
+func (c *config) listedRanges(l *listing, sets numberedSets) map[string][]netip.Prefix {
+	out := map[string][]netip.Prefix{}
+	for _, bits := range numbers(sets, rangesPrefix) {
+		for _, e := range l.elements[rangesSet(int(bits))] {
+			at := max(len(e.Key)-int(c.header().length), 0)
+			if first, ok := c.parseAddress(e.Key[at:]); ok {
+				out[string(e.Key[:at])] = append(out[string(e.Key[:at])], netip.PrefixFrom(first, int(bits)))
+			}
+		}
+	}
+	for _, e := range l.elements[formerRanges] {
+		at := max(len(e.Key)-int(c.header().length), 0)
+		first, ok := c.parseAddress(e.Key[at:])
+		if last, found := c.parseAddress(e.End[min(at, len(e.End)):]); ok && found {
+			r := netip.PrefixFrom(first, first.BitLen())
+			for r.Bits() > 0 && lastOf(r).Less(last) {
+				r = netip.PrefixFrom(first, r.Bits()-1)
+			}
+			out[string(e.Key[:at])] = append(out[string(e.Key[:at])], r)
+		}
+	}
+	for _, ranges := range out {
+		slices.SortFunc(ranges, netip.Prefix.Compare)
+	}
+	return out
+}
+
+// parseAddress parses an address at the beginning of a key.
+func (c *config) parseAddress(b []byte) (netip.Addr, bool) {
+	n := int(c.header().length)
+	if len(b) < n {
+		return netip.Addr{}, false
+	}
+	return netip.AddrFromSlice(b[:n])
+}
+
+// addService adds a destination of a listing to a state; nil: it is none.
+func (c *config) addService(s *state, l *listing, e *nft.Element) *destination {
 	k, err := c.parseKey(e.Key)
 	if err != nil {
-		return
+		return nil
 	}
 	name, port := parseService(e.Comment)
 	d := &destination{key: k, port: port}
@@ -198,19 +266,22 @@ func (c *config) addService(s *state, l *listing, e *nft.Element) {
 	if circuit, found := l.elements[setCircuit][string(e.Key)]; found {
 		d.circuit, _ = parseChain(circuit.Verdict.Chain)
 	}
-	for seconds := range s.timeouts {
+	for _, seconds := range numbers(s.numbered, affinePrefix) {
 		if _, found := l.elements[affineSet(seconds)][string(e.Key)]; found {
 			d.affinity = seconds
 		}
 	}
 	s.destinations[k] = owned{name, d}
+	return d
 }
 
 // listed are the endpoints of a destination in a listing, by index up to the first that is missing.
-func (c *config) listed(elements map[string]nft.Element, k []byte) []netip.AddrPort {
+func (c *config) listed(elements map[string]*nft.Element, k []byte) []netip.AddrPort {
 	var out []netip.AddrPort
+	at := indexed(k, 0)
 	for {
-		e, found := elements[string(indexed(k, len(out)))]
+		binary.NativeEndian.PutUint32(at[len(k):], uint32(len(out))) //nolint:gosec // few
+		e, found := elements[string(at)]
 		if !found {
 			return out
 		}

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 )
 
 // owned is a destination in the table with the Service that it belongs to.
@@ -22,14 +22,16 @@ type state struct {
 	// clusterIPs and hairpin count the Services that need each address.
 	clusterIPs, hairpin map[netip.Addr]int
 	chains              map[chain]struct{}
-	timeouts            map[int32]struct{} // of session affinity
+	numbered            numberedSets
+	tally               tally
 }
 
 func newState() *state {
 	return &state{
+		tally:        tally{elements: map[string]int{}},
 		destinations: map[key]owned{}, services: map[dataplane.ServiceName]*servicePlan{},
 		clusterIPs: map[netip.Addr]int{}, hairpin: map[netip.Addr]int{},
-		chains: map[chain]struct{}{}, timeouts: map[int32]struct{}{},
+		chains: map[chain]struct{}{}, numbered: numberedSets{},
 	}
 }
 
@@ -43,7 +45,7 @@ type update struct {
 	services            map[dataplane.ServiceName]*servicePlan
 	clusterIPs, hairpin map[netip.Addr]int // differences of counts
 	chains              map[chain]struct{} // new ones
-	timeouts            map[int32]struct{} // new ones
+	numbered            numberedSets       // needed ones; after layout: all
 	// released are endpoints that affine clients may keep no longer, by destination.
 	released map[key][]netip.AddrPort
 }
@@ -53,27 +55,65 @@ func (c *config) newUpdate(of *state) *update {
 		config: c, change: newChange(), of: of,
 		destinations: map[key]owned{}, services: map[dataplane.ServiceName]*servicePlan{},
 		clusterIPs: map[netip.Addr]int{}, hairpin: map[netip.Addr]int{},
-		chains: map[chain]struct{}{}, timeouts: map[int32]struct{}{}, released: map[key][]netip.AddrPort{},
+		chains: map[chain]struct{}{}, numbered: numberedSets{}, released: map[key][]netip.AddrPort{},
 	}
 }
 
-// demote replaces what a Service is to have by what the table has of it.
-func (s *state) demote(name dataplane.ServiceName, actual *state) {
-	if plan := s.services[name]; plan != nil {
-		for i := range plan.destinations {
-			delete(s.destinations, plan.destinations[i].key)
+// demote replaces what Services are to have by what the table has of them, by its listing.
+func (s *state) demote(names map[dataplane.ServiceName]struct{}, listed *state) {
+	for name := range names {
+		if plan := s.services[name]; plan != nil {
+			for i := range plan.destinations {
+				delete(s.destinations, plan.destinations[i].key)
+			}
+			s.count(plan, -1)
+		}
+		delete(s.services, name)
+	}
+	for k, o := range listed.destinations {
+		if _, demoted := names[o.service]; !demoted || s.destinations[k].destination != nil {
+			continue
+		}
+		plan := s.services[o.service]
+		if plan == nil {
+			plan = &servicePlan{name: o.service}
+			s.services[o.service] = plan
+		}
+		s.destinations[k] = o
+		plan.destinations = append(plan.destinations, *o.destination)
+		if _, found := listed.clusterIPs[k.Addr()]; found {
+			plan.clusterIP = k.Addr()
+		}
+		for _, e := range slices.Concat(o.endpoints, o.local) {
+			if _, found := listed.hairpin[e.Addr()]; found {
+				plan.hairpin = append(plan.hairpin, e.Addr())
+			}
 		}
 	}
-	delete(s.services, name)
-	plan := &servicePlan{name: name}
-	for k, o := range actual.destinations {
-		if s.destinations[k].destination == nil && o.service == name {
-			s.destinations[k] = o
-			plan.destinations = append(plan.destinations, *o.destination)
+	for name := range names {
+		if plan := s.services[name]; plan != nil {
+			slices.SortFunc(plan.hairpin, netip.Addr.Compare)
+			plan.hairpin = slices.Compact(plan.hairpin)
+			s.count(plan, 1)
 		}
 	}
-	if len(plan.destinations) > 0 {
-		s.services[name] = plan
+}
+
+// count adds to the counts of the addresses of a plan.
+func (s *state) count(p *servicePlan, n int) {
+	add(s.clusterIPs, p.clusterIP, n)
+	for _, a := range p.hairpin {
+		add(s.hairpin, a, n)
+	}
+}
+
+// add adds to the count of a valid address. One of 0 goes.
+func add(to map[netip.Addr]int, a netip.Addr, n int) {
+	if !a.IsValid() {
+		return
+	}
+	if to[a] += n; to[a] <= 0 {
+		delete(to, a)
 	}
 }
 
@@ -120,9 +160,7 @@ func (u *update) setDestination(name dataplane.ServiceName, d *destination) {
 			u.chains[c] = struct{}{}
 		}
 	}
-	if _, has := u.of.timeouts[d.affinity]; !has && d.affinity != 0 {
-		u.timeouts[d.affinity] = struct{}{}
-	}
+	d.addNumbered(u.numbered)
 	u.replaceDestination(before.service, name, before.destination, d)
 	u.destinations[d.key] = owned{name, d}
 }
@@ -143,8 +181,13 @@ func (u *update) release(before, after *destination) {
 		return
 	}
 	has := map[netip.AddrPort]struct{}{}
-	for _, e := range slices.Concat(after.endpoints, after.local) {
+	for _, e := range after.local {
 		has[e] = struct{}{}
+	}
+	if !after.chain.local || before.chain.local { // otherwise clients outside may not keep those of other nodes
+		for _, e := range after.endpoints {
+			has[e] = struct{}{}
+		}
 	}
 	for _, e := range slices.Concat(before.endpoints, before.local) {
 		if _, still := has[e]; !still || after.affinity == 0 {
@@ -166,37 +209,49 @@ func (u *update) count(p *servicePlan, n int) {
 	}
 }
 
-// batch appends the update to a batch.
-func (u *update) batch(b *nft.Batch) {
-	t := u.table()
-	if len(u.timeouts) > 0 {
-		u.addTimeouts(b)
-	}
+// layout appends to a batch the chains and sets that the update needs and the table lacks.
+func (u *update) layout(b *nft.Batch) {
+	u.addNumbered(b)
 	has := maps.Clone(u.of.chains)
 	for c := range u.chains {
 		u.addChain(b, c, has)
 	}
 	u.chains = has
+}
+
+// laidOut notes that the kernel has the layout.
+func (u *update) laidOut() {
+	u.of.chains = u.chains
+	u.of.numbered = u.numbered
+}
+
+// batch appends to a batch the elements of the update.
+func (u *update) batch(b *nft.Batch) {
 	for a, n := range u.clusterIPs {
 		u.counted(setClusterIPs, a.AsSlice(), u.of.clusterIPs[a], n)
 	}
 	for a, n := range u.hairpin {
 		u.counted(setHairpin, slices.Concat(a.AsSlice(), a.AsSlice()), u.of.hairpin[a], n)
 	}
-	u.appendTo(b, t, u.setNames(u.of.timeouts, u.timeouts))
+	u.appendTo(b, u.table(), u.setNames(u.of.numbered))
 }
 
-// addTimeouts adds sets of session affinity, and the rules that use all of them.
-func (u *update) addTimeouts(b *nft.Batch) {
+// addNumbered adds the numbered sets that the table lacks, and the rules that use all of them.
+func (u *update) addNumbered(b *nft.Batch) {
 	t := u.table()
-	all := slices.Sorted(maps.Keys(u.of.timeouts))
-	for seconds := range u.timeouts {
-		b.AddSet(t, u.affine(seconds))
-		all = append(all, seconds)
+	all := maps.Clone(u.of.numbered)
+	for s := range u.numbered {
+		if _, has := all[s]; !has {
+			b.AddSet(t, u.config.numbered(s))
+			all[s] = struct{}{}
+		}
 	}
-	slices.Sort(all)
+	u.numbered = all
+	if len(all) == len(u.of.numbered) {
+		return
+	}
 	for _, c := range u.fixedChains(all) {
-		if !c.learns {
+		if !c.numbered {
 			continue
 		}
 		b.FlushChain(t, c.name)
@@ -218,16 +273,15 @@ func (u *update) counted(set string, k []byte, before, n int) {
 }
 
 // setNames are the sets in the order in which a batch changes them.
-func (c *config) setNames(timeouts ...map[int32]struct{}) []string {
+func (c *config) setNames(numbered numberedSets) []string {
 	var out []string
 	for _, s := range c.sets() {
 		out = append(out, s.Name)
 	}
-	for _, of := range timeouts {
-		for _, seconds := range slices.Sorted(maps.Keys(of)) {
-			out = append(out, affineSet(seconds))
-		}
+	for s := range numbered {
+		out = append(out, s.name())
 	}
+	slices.Sort(out[len(out)-len(numbered):])
 	return out
 }
 
@@ -247,15 +301,11 @@ func (u *update) done() {
 			u.of.services[name] = plan
 		}
 	}
-	add := func(to, n map[netip.Addr]int) {
-		for a, n := range n {
-			if to[a] += n; to[a] <= 0 {
-				delete(to, a)
-			}
-		}
+	for a, n := range u.clusterIPs {
+		add(u.of.clusterIPs, a, n)
 	}
-	add(u.of.clusterIPs, u.clusterIPs)
-	add(u.of.hairpin, u.hairpin)
-	u.of.chains = u.chains
-	maps.Copy(u.of.timeouts, u.timeouts)
+	for a, n := range u.hairpin {
+		add(u.of.hairpin, a, n)
+	}
+	u.of.countChange(u.change)
 }

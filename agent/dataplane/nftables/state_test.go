@@ -9,7 +9,8 @@ import (
 	"testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -33,7 +34,7 @@ func randomService(r *rand.Rand, n int) *dataplane.Service {
 		}
 	}
 	for i, protocol := range []v1alpha1.Protocol{v1alpha1.ProtocolTCP, v1alpha1.ProtocolUDP}[:1+r.IntN(2)] {
-		p := dataplane.Port{Name: fmt.Sprintf("p%d", i), Protocol: protocol, Port: 80, Cluster: some(all), Local: some(all[:2]), Members: some(all[:2])}
+		p := dataplane.Port{Name: fmt.Sprintf("p%d", i), Protocol: protocol, Port: 80, Cluster: some(all), Local: some(all[:2]), LocalEndpoints: some(all[:2])}
 		p.Available = len(p.Cluster)+len(p.Local) > 0
 		if r.IntN(2) == 0 {
 			p.NodePort = uint16(30000 + 10*n + i) //nolint:gosec // few
@@ -59,9 +60,7 @@ func described(s *state) []string {
 func TestUpdates(t *testing.T) {
 	conn := ownNamespace(t)
 	c := testConfig
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test
+	random := rand.New(rand.NewPCG(dataplanetest.Seed(t), 1)) //nolint:gosec // a test
 	var b nft.Batch
 	c.addLayout(&b, nil)
 	if err := conn.Commit(&b, 0); err != nil {
@@ -84,6 +83,8 @@ func TestUpdates(t *testing.T) {
 			u.set(service.Name, &plan)
 		}
 		b.Reset()
+		u.layout(&b)
+		u.laidOut()
 		u.batch(&b)
 		if err := conn.Commit(&b, 0); err != nil {
 			t.Fatalf("round %d: %v", round, err)
@@ -101,11 +102,15 @@ func TestUpdates(t *testing.T) {
 		}
 		ranges, endpoints := 0, 0
 		for d := range maps.Values(s.destinations) {
-			ranges += len(merged(d.ranges))
+			ranges += len(d.ranges)
 			endpoints += len(d.endpoints) + len(d.local)
 		}
-		if got := len(l.elements[setRanges]); got != ranges {
-			t.Fatalf("round %d: %d source ranges, not %d", round, got, ranges)
+		listed := 0
+		for _, bits := range numbers(s.numbered, rangesPrefix) {
+			listed += len(l.elements[rangesSet(int(bits))])
+		}
+		if listed != ranges {
+			t.Fatalf("round %d: %d source ranges, not %d", round, listed, ranges)
 		}
 		if got := len(l.elements[setEndpoints]) + len(l.elements[setLocal]); got != endpoints {
 			t.Fatalf("round %d: %d endpoints, not %d", round, got, endpoints)
@@ -121,6 +126,8 @@ func TestUpdates(t *testing.T) {
 		u.set(name, nil)
 	}
 	b.Reset()
+	u.layout(&b)
+	u.laidOut()
 	u.batch(&b)
 	if err := conn.Commit(&b, 0); err != nil {
 		t.Fatal(err)
@@ -147,6 +154,8 @@ func TestReplacedEndpoint(t *testing.T) {
 		u, b := c.newUpdate(s), &nft.Batch{}
 		plan := c.planService(service)
 		u.set(service.Name, &plan)
+		u.layout(b)
+		u.laidOut()
 		u.batch(b)
 		u.done()
 		return b

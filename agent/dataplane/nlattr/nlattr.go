@@ -1,5 +1,3 @@
-// Package nlattr reads and writes the attributes of netlink messages of conntrack, ipset and
-// nf_tables. The netlink library provides sockets and message headers.
 package nlattr
 
 import (

@@ -24,7 +24,7 @@ func TestAttributes(t *testing.T) {
 	}
 	all := func(uint16, []byte) bool { return true }
 	if !Each(b, all) || Each(b[:len(b)-4], all) {
-		t.Error("it cannot tell what is whole from what is cut off")
+		t.Error("it cannot distinguish what is whole from what is cut off")
 	}
 	if got := read(b[:len(b)-4]); len(got) != 2 {
 		t.Errorf("of cut off attributes it reads %q", got)

@@ -1,8 +1,3 @@
-// Package detection detects, in the kernel and on the node, whether another proxy serves the
-// Services of this node. docs/migration.md has the table of indicators.
-//
-// Some indicators exist for as long as their proxy is active. Others, which kube-proxy leaves
-// behind when it stops, indicate it only if they appear while we write.
 package detection
 
 import (
@@ -40,8 +35,9 @@ func (c Canary) String() string {
 // place is the node. What does not exist, or cannot because the kernel lacks it, is no error.
 type place interface {
 	device(name string) (bool, error)
-	// table reports whether nf_tables has a table.
-	table(family dataplane.Family, name string) (bool, error)
+	// table returns the handle of a table of nf_tables, which another table of that name does not
+	// have; 0: there is none.
+	table(family dataplane.Family, name string) (uint64, error)
 	canary(c Canary) (bool, error)
 	// leads reports whether packets to an address leave through a device.
 	leads(address, device string) (bool, error)
@@ -69,8 +65,9 @@ type Spotter struct {
 
 	mu    sync.Mutex // guards everything below
 	begun bool
-	// former are the indicators that existed at Begin, of those that must appear.
-	former map[string]bool
+	// former are the indicators that existed at Begin, of those that must appear, with their
+	// identities.
+	former map[string]uint64
 	// cilium is the last answer of its agent, asked at ciliumAsked.
 	cilium      bool
 	ciliumAsked time.Time
@@ -81,7 +78,7 @@ var _ dataplane.Spotter = (*Spotter)(nil)
 // New returns a Spotter for the node, in the network namespace of the calling
 // threads.
 func New(o Options) *Spotter {
-	return &Spotter{options: o, place: &node{ciliumSocket: "/var/run/cilium/cilium.sock"}, former: map[string]bool{}}
+	return &Spotter{options: o, place: &node{ciliumSocket: "/var/run/cilium/cilium.sock"}, former: map[string]uint64{}}
 }
 
 // indicator is something that shows another proxy.
@@ -95,8 +92,18 @@ type indicator struct {
 	left string
 	// link is the network link that it is; empty: none that may be ours. See
 	// Options.OwnLink.
-	link   string
-	exists func(place) (bool, error)
+	link string
+	// find returns the identity of what exists, which one that is made later may not have; 0:
+	// nothing exists.
+	find func(place) (uint64, error)
+}
+
+// found is the identity of what has none.
+func found(exists bool, err error) (uint64, error) {
+	if exists {
+		return 1, err
+	}
+	return 0, err
 }
 
 // canaries are where kube-proxy creates its canary. Of the legacy variant the table that costs
@@ -114,45 +121,44 @@ func canaries() []Canary {
 
 // all are the indicators except that of Cilium.
 func all() []indicator {
-	device := func(name string) func(place) (bool, error) {
-		return func(p place) (bool, error) { return p.device(name) }
+	device := func(name string) func(place) (uint64, error) {
+		return func(p place) (uint64, error) { return found(p.device(name)) }
 	}
 	var out []indicator
 	for _, c := range canaries() {
 		out = append(out, indicator{
 			what: c.String(), who: "kube-proxy", appears: true,
-			left:   "unmanaged rules jump to it, so a kube-proxy that starts here might not be detected; remove those rules",
-			exists: func(p place) (bool, error) { return p.canary(c) },
+			left: "unmanaged rules jump to it, so a kube-proxy that starts here might not be detected; remove those rules",
+			find: func(p place) (uint64, error) { return found(p.canary(c)) },
 		})
 	}
 	for family, name := range map[dataplane.Family]string{dataplane.IPv4: "ip", dataplane.IPv6: "ip6"} {
 		out = append(out, indicator{
 			what: "nf_tables table " + name + " kube-proxy", who: "kube-proxy in mode nftables", appears: true,
-			left:   `its rules act on Services beside ours and may send connections to pods that are gone; if kube-proxy no longer runs on this node, remove it with "nft delete table ` + name + ` kube-proxy"`,
-			exists: func(p place) (bool, error) { return p.table(family, "kube-proxy") },
+			find: func(p place) (uint64, error) { return p.table(family, "kube-proxy") },
 		})
 	}
 	const ifGone = "if it no longer runs on this node, remove that with "
 	return append(out,
 		indicator{
 			what: "device kube-ipvs0", who: "kube-proxy in mode ipvs", appears: true, link: "kube-ipvs0",
-			exists: device("kube-ipvs0"),
+			find: device("kube-ipvs0"),
 		},
 		indicator{
 			what: "device kube-dummy-if", who: "kube-router as service proxy", left: ifGone + `"ip link delete kube-dummy-if"`,
-			exists: device("kube-dummy-if"),
+			find: device("kube-dummy-if"),
 		},
 		indicator{
 			what: "device bpfin.cali", who: "Calico with its eBPF data plane", left: ifGone + `"ip link delete bpfin.cali"`,
-			exists: device("bpfin.cali"),
+			find: device("bpfin.cali"),
 		},
 		indicator{
 			what: "device ovn-k8s-mp0", who: "OVN-Kubernetes, which serves Services itself", left: ifGone + `"ovs-vsctl del-port ovn-k8s-mp0"`,
-			exists: device("ovn-k8s-mp0"),
+			find: device("ovn-k8s-mp0"),
 		},
 		indicator{
 			what: "the route to 169.254.0.253 through device antrea-gw0", who: "Antrea with antreaProxy.proxyAll", left: ifGone + `"ip route delete 169.254.0.253 dev antrea-gw0"`,
-			exists: func(p place) (bool, error) { return p.leads("169.254.0.253", "antrea-gw0") },
+			find: func(p place) (uint64, error) { return found(p.leads("169.254.0.253", "antrea-gw0")) },
 		},
 	)
 }
@@ -166,17 +172,17 @@ func (s *Spotter) OtherProxy(ctx context.Context) (string, error) {
 		if one.appears && !s.begun {
 			continue
 		}
-		exists, err := one.exists(s.place)
+		identity, err := one.find(s.place)
 		errs = append(errs, err)
 		switch {
 		case err != nil:
-		case !exists:
+		case identity == 0:
 			delete(s.former, one.what)
 		case !one.appears:
 			return fmt.Sprintf("%s exists, as created by %s; %s", one.what, one.who, one.left), nil
 		case s.owns(one.link):
-			s.former[one.what] = true
-		case !s.former[one.what]:
+			s.former[one.what] = identity
+		case s.former[one.what] != identity:
 			return fmt.Sprintf("%s has appeared, as created by %s", one.what, one.who), nil
 		}
 	}
@@ -233,8 +239,8 @@ func (s *Spotter) Begin(ctx context.Context) ([]string, error) {
 		if !one.appears {
 			continue
 		}
-		if exists, err := one.exists(s.place); err == nil && exists {
-			s.former[one.what] = true
+		if identity, err := one.find(s.place); err == nil && identity != 0 {
+			s.former[one.what] = identity
 			if one.left == "" {
 				continue
 			}

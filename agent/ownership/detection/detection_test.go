@@ -14,6 +14,7 @@ import (
 // fakePlace is what exists on a node, by its human-readable name.
 type fakePlace struct {
 	things map[string]bool
+	handle uint64 // of tables
 	cilium string // "" : no agent answers; yes, no
 	asked  int
 	broken error
@@ -23,8 +24,11 @@ func (p *fakePlace) device(name string) (bool, error) {
 	return p.things["device "+name], p.broken
 }
 
-func (p *fakePlace) table(family dataplane.Family, name string) (bool, error) {
-	return p.things["table "+string(family)+" "+name], p.broken
+func (p *fakePlace) table(family dataplane.Family, name string) (uint64, error) {
+	if !p.things["table "+string(family)+" "+name] {
+		return 0, p.broken
+	}
+	return p.handle, p.broken
 }
 
 func (p *fakePlace) canary(c Canary) (bool, error) { return p.things[c.String()], p.broken }
@@ -41,11 +45,11 @@ func (p *fakePlace) ciliumReplaces(context.Context) (replaces, known bool) {
 // newSpotter returns one over a fake, whose Remove removes what the fake does
 // not keep.
 func newSpotter(things ...string) (*Spotter, *fakePlace, *time.Time) {
-	p, now := &fakePlace{things: map[string]bool{}}, time.Unix(1000, 0)
+	p, now := &fakePlace{things: map[string]bool{}, handle: 7}, time.Unix(1000, 0)
 	for _, thing := range things {
 		p.things[thing] = true
 	}
-	return &Spotter{place: p, former: map[string]bool{}, options: Options{
+	return &Spotter{place: p, former: map[string]uint64{}, options: Options{
 		Now: func() time.Time { return now },
 		Remove: func(_ context.Context, canaries []Canary) error {
 			for _, c := range canaries {
@@ -74,7 +78,7 @@ func begin(t *testing.T, s *Spotter) []string {
 	return leftovers
 }
 
-// TestWhatAppears: it shows a proxy if it comes while we write, and else is told
+// TestWhatAppears: it shows a proxy if it comes while we write, and else is named
 // as left behind, or removed.
 func TestWhatAppears(t *testing.T) {
 	for thing, stays := range map[string]bool{
@@ -90,12 +94,8 @@ func TestWhatAppears(t *testing.T) {
 			if indicator := detect(t, s); indicator != "" {
 				t.Errorf("before we write: %q", indicator)
 			}
-			leftovers := begin(t, s)
-			told := 0
-			if stays && thing != "device kube-ipvs0" { // which the data plane takes over, or removes
-				told = 1
-			}
-			if p.things[thing] != stays || len(leftovers) != told {
+			// Device and table: the data planes take them over, or remove them.
+			if leftovers := begin(t, s); p.things[thing] != stays || len(leftovers) > 0 {
 				t.Errorf("it is there: %v; leftovers %q", p.things[thing], leftovers)
 			}
 			if indicator := detect(t, s); indicator != "" {
@@ -114,6 +114,19 @@ func TestWhatAppears(t *testing.T) {
 				t.Errorf("when we write no longer: %q", indicator)
 			}
 		})
+	}
+}
+
+// TestRecreatedTable: a kube-proxy makes its table again before anybody has seen it gone.
+func TestRecreatedTable(t *testing.T) {
+	s, p, _ := newSpotter("table IPv4 kube-proxy")
+	begin(t, s)
+	if indicator := detect(t, s); indicator != "" {
+		t.Errorf("what was there before: %q", indicator)
+	}
+	p.handle++
+	if indicator := detect(t, s); !strings.Contains(indicator, "nf_tables table ip kube-proxy has appeared") {
+		t.Errorf("it was made again: %q", indicator)
 	}
 }
 
@@ -235,7 +248,7 @@ func TestBeginFailsWhereCanariesStay(t *testing.T) {
 	}
 }
 
-func TestSignsThatCannotBeRead(t *testing.T) {
+func TestIndicatorsThatCannotBeRead(t *testing.T) {
 	s, p, _ := newSpotter("device kube-dummy-if")
 	p.broken, p.cilium = errors.New("no right"), "yes"
 	indicator, err := s.OtherProxy(t.Context())
@@ -255,7 +268,8 @@ func TestSignsThatCannotBeRead(t *testing.T) {
 func TestEveryIndicatorNamesARemedy(t *testing.T) {
 	var names []string
 	for _, one := range all() {
-		if one.what == "" || one.who == "" || (one.left == "") != (one.link != "") || slices.Contains(names, one.what) {
+		ours := one.link != "" || strings.HasPrefix(one.what, "nf_tables table") // taken over, or removed
+		if one.what == "" || one.who == "" || (one.left == "") != ours || slices.Contains(names, one.what) {
 			t.Errorf("incomplete, or twice: %+v", one)
 		}
 		names = append(names, one.what)

@@ -23,7 +23,7 @@ const (
 
 	maxTableName = 32
 	infoSize     = 84 // struct ipt_getinfo
-	infoEntries  = 80 // offset of its member size: that of all entries, in bytes
+	infoEntries  = 80 // offset of the field `size`: the size of all entries, in bytes
 	entriesSize  = 40 // struct ipt_get_entries without the entries
 )
 

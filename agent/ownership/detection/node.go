@@ -2,6 +2,7 @@ package detection
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
 )
 
 // node is that of the calling thread.
@@ -34,7 +36,7 @@ func (*node) device(name string) (bool, error) {
 	case errors.As(err, &missing):
 		return false, nil
 	default:
-		return false, fmt.Errorf("looking for device %s: %w", name, err)
+		return false, fmt.Errorf("detecting device %s: %w", name, err)
 	}
 }
 
@@ -50,12 +52,15 @@ func (n *node) leads(address, device string) (bool, error) {
 	return len(routes) > 0 && routes[0].LinkIndex == link.Attrs().Index, nil
 }
 
-func (*node) table(family dataplane.Family, name string) (bool, error) {
-	exists, err := nfTables(unix.NFT_MSG_GETTABLE, family, nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(name)))
+func (*node) table(family dataplane.Family, name string) (uint64, error) {
+	answer, err := nfTables(unix.NFT_MSG_GETTABLE, family, nlattr.AppendText(nil, unix.NFTA_TABLE_NAME, name))
 	if err != nil {
-		return false, fmt.Errorf("looking for nf_tables table %s of %s: %w", name, family, err)
+		return 0, fmt.Errorf("detecting nf_tables table %s of %s: %w", name, family, err)
 	}
-	return exists, nil
+	if answer == nil {
+		return 0, nil
+	}
+	return handleOf(answer), nil
 }
 
 func (*node) canary(c Canary) (bool, error) {
@@ -63,38 +68,47 @@ func (*node) canary(c Canary) (bool, error) {
 	if c.Legacy {
 		exists, err = legacyHas(c.Family, c.Table, CanaryChain)
 	} else {
-		exists, err = nfTables(unix.NFT_MSG_GETCHAIN, c.Family,
-			nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(c.Table)), nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(CanaryChain)))
+		var answer []byte
+		attributes := nlattr.AppendText(nil, unix.NFTA_CHAIN_TABLE, c.Table)
+		answer, err = nfTables(unix.NFT_MSG_GETCHAIN, c.Family, nlattr.AppendText(attributes, unix.NFTA_CHAIN_NAME, CanaryChain))
+		exists = answer != nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("looking for %s: %w", c, err)
+		return false, fmt.Errorf("detecting %s: %w", c, err)
 	}
 	return exists, nil
 }
 
-// nfTables asks nf_tables for one object and reports whether there is one.
-func nfTables(message int, family dataplane.Family, attributes ...*nl.RtAttr) (bool, error) {
+// nfTables asks nf_tables for one object and returns the answer; nil: there is none.
+func nfTables(message int, family dataplane.Family, attributes []byte) ([]byte, error) {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|message, 0)
-	protocol := uint8(unix.AF_INET)
-	if family == dataplane.IPv6 {
-		protocol = unix.AF_INET6
-	}
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: protocol, Version: nl.NFNETLINK_V0})
-	for _, a := range attributes {
-		request.AddData(a)
-	}
-	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: family.Number(), Version: nl.NFNETLINK_V0})
+	request.AddRawData(attributes)
+	answers, err := request.Execute(unix.NETLINK_NETFILTER, 0)
 	switch {
-	case err == nil:
-		return true, nil
-	case errors.Is(err, unix.ENOENT):
-		return false, nil
+	case err == nil && len(answers) > 0:
+		return answers[0], nil
+	case err == nil, errors.Is(err, unix.ENOENT):
+		return nil, nil
 	// A kernel without nf_tables, or without the family, has none.
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):
-		return false, nil
+		return nil, nil
 	default:
-		return false, err
+		return nil, err
 	}
+}
+
+// attrTableHandle is NFTA_TABLE_HANDLE, which golang.org/x/sys/unix lacks.
+const attrTableHandle = 4
+
+// handleOf returns the handle in an answer about a table, which no other table of that name has.
+func handleOf(answer []byte) uint64 {
+	for kind, value := range nlattr.All(answer[min(nl.SizeofNfgenmsg, len(answer)):]) {
+		if kind == attrTableHandle && len(value) == 8 {
+			return binary.BigEndian.Uint64(value)
+		}
+	}
+	return 1
 }
 
 const (

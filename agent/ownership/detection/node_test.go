@@ -36,8 +36,8 @@ func run(t *testing.T, command string) {
 	}
 }
 
-// TestSignsInTheKernel makes each indicator with the usual tools.
-func TestSignsInTheKernel(t *testing.T) {
+// TestIndicatorsInTheKernel makes each indicator with the usual tools.
+func TestIndicatorsInTheKernel(t *testing.T) {
 	for _, tt := range []struct {
 		name         string
 		make, unmake []string
@@ -79,6 +79,25 @@ func TestSignsInTheKernel(t *testing.T) {
 	}
 }
 
+// TestTableMadeAgain: it is another one, even without a check in between.
+func TestTableMadeAgain(t *testing.T) {
+	for _, family := range []string{"ip", "ip6"} {
+		ownNamespace(t)
+		s := newNodeSpotter(t)
+		run(t, "nft add table "+family+" kube-proxy")
+		begin(t, s)
+		run(t, "nft add chain "+family+" kube-proxy services")
+		if indicator := detect(t, s); indicator != "" {
+			t.Errorf("%s: what was there before: %q", family, indicator)
+		}
+		run(t, "nft delete table "+family+" kube-proxy")
+		run(t, "nft add table "+family+" kube-proxy")
+		if indicator := detect(t, s); !strings.Contains(indicator, "table "+family+" kube-proxy has appeared") {
+			t.Errorf("%s: it was made again: %q", family, indicator)
+		}
+	}
+}
+
 // TestDetectionCreatesNothing: tables of the legacy variant exist once another program has
 // asked for them.
 func TestDetectionCreatesNothing(t *testing.T) {
@@ -113,12 +132,12 @@ func TestAntreaWithoutProxyAll(t *testing.T) {
 
 // TestCiliumAgent answers at its socket as a Cilium agent does.
 func TestCiliumAgent(t *testing.T) {
-	folder, err := os.MkdirTemp("", "detection") // the path of a socket must be short
+	directory, err := os.MkdirTemp("", "detection") // the path of a socket must be short
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) }) // only what the test has made
-	socket := filepath.Join(folder, "cilium.sock")
+	t.Cleanup(func() { _ = os.RemoveAll(directory) }) // only what the test has made
+	socket := filepath.Join(directory, "cilium.sock")
 	n := &node{ciliumSocket: socket}
 	if replaces, known := n.ciliumReplaces(t.Context()); replaces || known {
 		t.Errorf("no socket: %v, %v", replaces, known)

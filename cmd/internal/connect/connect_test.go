@@ -180,8 +180,8 @@ func TestDeadFirstServer(t *testing.T) {
 	if got := w.servers.order()[0]; string(got) != second.URL {
 		t.Errorf("%s is asked first after %s has answered", got, second.URL)
 	}
-	if said := w.log.with("No API server answers"); len(said) > 0 {
-		t.Errorf("one answers, but it is said: %q", said)
+	if reported := w.log.with("No API server answers"); len(reported) > 0 {
+		t.Errorf("one answers, but it is reported: %q", reported)
 	}
 }
 
@@ -201,7 +201,7 @@ func TestNextServerWhenTheFirstGoesDown(t *testing.T) {
 			t.Fatal("the second server is not used")
 		}
 	}
-	if said := w.log.with("Using another API server"); len(said) != 1 || !strings.Contains(said[0], first.URL) || !strings.Contains(said[0], second.URL) {
+	if reported := w.log.with("Using another API server"); len(reported) != 1 || !strings.Contains(reported[0], first.URL) || !strings.Contains(reported[0], second.URL) {
 		t.Errorf("log %q", w.log.with(""))
 	}
 }
@@ -225,8 +225,7 @@ func TestNoRequestIsSentTwice(t *testing.T) {
 	w.answered(second, 1)
 }
 
-// A caller that wants no answer any more says nothing of the server; one whose
-// time is up does.
+// A caller that gives up proves nothing about the server; one whose time is up does.
 func TestWhoDoesNotAnswerInTime(t *testing.T) {
 	a := newAuthority(t)
 	asked := make(chan struct{}, 1)
@@ -252,7 +251,7 @@ func TestWhoDoesNotAnswerInTime(t *testing.T) {
 	w.answered(second, 1)
 }
 
-// All are wrong: it is said at once with each one's error, once a minute, and
+// All are wrong: it is reported at once with each one's error, once a minute, and
 // when one is right it is used.
 func TestAllWrongThenRight(t *testing.T) {
 	a := newAuthority(t)
@@ -276,21 +275,21 @@ func TestAllWrongThenRight(t *testing.T) {
 			}
 		}
 	}
-	said := w.log.with("No API server answers")
-	if len(said) != 1 || !strings.Contains(said[0], file) || !strings.Contains(said[0], late) {
-		t.Errorf("it must be said once, with the file and each server: %q", said)
+	reported := w.log.with("No API server answers")
+	if len(reported) != 1 || !strings.Contains(reported[0], file) || !strings.Contains(reported[0], late) {
+		t.Errorf("it must be reported once, with the file and each server: %q", reported)
 	}
 	clk.Step(complaintPause)
 	_ = w.ask()
-	if said = w.log.with("No API server answers"); len(said) != 2 {
-		t.Errorf("a minute later it is not said again: %q", said)
+	if reported = w.log.with("No API server answers"); len(reported) != 2 {
+		t.Errorf("a minute later it is not reported again: %q", reported)
 	}
 	right := a.serverAt(t, strings.TrimPrefix(late, "https://"), func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
 	if err := w.ask(); err != nil {
 		t.Error(err)
 	}
 	w.answered(right, 1)
-	if said := w.log.with("An API server answers again"); len(said) != 1 {
+	if reported := w.log.with("An API server answers again"); len(reported) != 1 {
 		t.Errorf("log %q", w.log.with(""))
 	}
 }
@@ -390,36 +389,36 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// The environment variable says the same as the flag, for who cannot change the
-// command line, and the flag wins.
+// The environment variable has the same meaning as the flag, for users who cannot change
+// the command line, and the flag wins.
 func TestVariable(t *testing.T) {
 	const both = "https://192.0.2.10:6443 https://[2001:db8::1]"
 	for _, c := range []struct {
 		name, variable string
 		flag           []string
 		want           []string
-		says           string
+		reports        string
 	}{
 		{name: "empty"},
 		{name: "spaces", variable: both, want: []string{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
 		{name: "commas", variable: ",https://192.0.2.10:6443,\n https://[2001:db8::1] ", want: []string{"https://192.0.2.10:6443", "https://[2001:db8::1]"}},
 		{name: "flag", variable: both, flag: []string{"https://192.0.2.11:6443"}, want: []string{"https://192.0.2.11:6443"}},
 		{name: "unused nonsense", variable: "nonsense", flag: []string{"https://192.0.2.11:6443"}, want: []string{"https://192.0.2.11:6443"}},
-		{name: "no URL", variable: both + ";192.0.2.10:6443", says: `NODEPROXY_API_SERVERS contains "https://[2001:db8::1];192.0.2.10:6443": it must be a URL such as https://192.0.2.10:6443`},
+		{name: "no URL", variable: both + ";192.0.2.10:6443", reports: `NODEPROXY_API_SERVERS contains "https://[2001:db8::1];192.0.2.10:6443": it must be a URL such as https://192.0.2.10:6443`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := Options{APIServers: c.flag}
 			err := o.complete(c.variable)
-			if c.says != "" {
-				if err == nil || !strings.Contains(err.Error(), c.says) {
-					t.Errorf("got %v, want %q", err, c.says)
+			if c.reports != "" {
+				if err == nil || !strings.Contains(err.Error(), c.reports) {
+					t.Errorf("got %v, want %q", err, c.reports)
 				}
 				return
 			}
 			if err != nil || !slices.Equal(o.APIServers, c.want) {
 				t.Errorf("got %q, %v, want %q", o.APIServers, err, c.want)
 			}
-			if told := strings.Contains(sources(o), APIServersVariable); c.want != nil && told != (c.flag == nil) {
+			if reported := strings.Contains(sources(o), APIServersVariable); c.want != nil && reported != (c.flag == nil) {
 				t.Errorf("the remedy is %q", sources(o))
 			}
 		})

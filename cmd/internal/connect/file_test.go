@@ -85,7 +85,7 @@ func TestFileIsSwapped(t *testing.T) {
 	// Before there is a file, the address that comes with the credentials.
 	must(t, w.ask())
 	w.answered(fallback, 1)
-	if said := w.log.with("File with addresses of API servers not found"); len(said) != 1 {
+	if reported := w.log.with("File with addresses of API servers not found"); len(reported) != 1 {
 		t.Errorf("log %q", w.log.with(""))
 	}
 
@@ -99,8 +99,8 @@ func TestFileIsSwapped(t *testing.T) {
 	must(t, w.ask())
 	w.answered(first, 2) // it is listed still, so why change
 	poll(t, clk)
-	if said := w.log.with("192.0.2.10"); len(said) != 1 || !strings.Contains(said[0], m.file()) || !strings.Contains(said[0], `"count"=2`) {
-		t.Errorf("lines that cannot be read: log %q", said)
+	if reported := w.log.with("192.0.2.10"); len(reported) != 1 || !strings.Contains(reported[0], m.file()) || !strings.Contains(reported[0], `"count"=2`) {
+		t.Errorf("lines that cannot be read: log %q", reported)
 	}
 
 	m.swap(second.URL)

@@ -63,14 +63,14 @@ func TestOneServerThatDropsEverything(t *testing.T) {
 	start := time.Now()
 	err := w.ask()
 	if took := time.Since(start); took > dialTimeout+4*time.Second {
-		t.Errorf("it takes %s to say %v", took, err)
+		t.Errorf("it takes %s to report %v", took, err)
 	}
 	if err == nil || !strings.Contains(err.Error(), "i/o timeout") || len(w.log.with("No API server answers")) != 1 {
 		t.Errorf("got %v, log %q", err, w.log.with(""))
 	}
 }
 
-// However many servers there are, it is said within 30 s that none answers.
+// However many servers there are, it is reported within 30 s that none answers.
 func TestManyServersThatDropEverything(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
@@ -82,11 +82,11 @@ func TestManyServersThatDropEverything(t *testing.T) {
 	start := time.Now()
 	err := w.ask()
 	if took := time.Since(start); took > 29*time.Second {
-		t.Errorf("it takes %s to say %v", took, err)
+		t.Errorf("it takes %s to report %v", took, err)
 	}
-	said := w.log.with("No API server answers")
-	if len(said) != 1 || !strings.Contains(said[0], "not tried yet: ["+o.APIServers[4]) {
-		t.Errorf("got %v, log %q", err, said)
+	reported := w.log.with("No API server answers")
+	if len(reported) != 1 || !strings.Contains(reported[0], "not tried yet: ["+o.APIServers[4]) {
+		t.Errorf("got %v, log %q", err, reported)
 	}
 }
 

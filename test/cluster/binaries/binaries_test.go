@@ -100,14 +100,14 @@ func TestEnsureReturnsWhatIsThereWithoutBuilding(t *testing.T) {
 		t.Errorf("Ensure = %q, %v, want %q", got, err, dir)
 	}
 	if out.Len() > 0 {
-		t.Errorf("nothing to build, yet it says %q", out.String())
+		t.Errorf("nothing to build, yet it prints %q", out.String())
 	}
 }
 
-func TestEnsureOutsideACloneSaysSo(t *testing.T) {
+func TestEnsureOutsideACloneReportsIt(t *testing.T) {
 	t.Chdir(t.TempDir())
 	if _, err := Ensure(t.Context(), &bytes.Buffer{}, Etcd); err == nil || !strings.Contains(err.Error(), "not inside a clone") {
-		t.Errorf("Ensure = %v, want it to say that this is not a clone", err)
+		t.Errorf("Ensure = %v, want it to state that this is not a clone", err)
 	}
 }
 
@@ -124,7 +124,7 @@ func TestLockIsHeldByOneAtATime(t *testing.T) {
 		t.Error("a second lock was granted beside the first")
 	}
 	if !strings.Contains(out.String(), "waiting") {
-		t.Errorf("the one that waits says %q", out.String())
+		t.Errorf("the one that waits prints %q", out.String())
 	}
 	unlock()
 	unlock, err = lock(t.Context(), path, &out)

@@ -21,7 +21,7 @@ import (
 // results of older flags are not taken for the new ones.
 const buildRevision = 1
 
-// progressInterval is how often a running build says how far it is.
+// progressInterval is how often a running build states how far it is.
 const progressInterval = 15 * time.Second
 
 type builder struct {
@@ -90,12 +90,12 @@ func (b builder) build(ctx context.Context, t tool, programs []Program) error {
 		// and what they share is compiled once anyhow.
 		name := string(programOf(t, pkg))
 		args := []string{"build", "-v", "-trimpath", "-ldflags", ldflags(version), "-o", filepath.Join(temp, name), pkg}
-		say := func(lines int64) {
+		note := func(lines int64) {
 			fmt.Fprintf(b.out, "  %s (%d of %d): %d packages compiled, at most %d; %s\n",
 				name, b.done+i+1, b.total, lines, total, b.elapsed())
 		}
-		say(0)
-		if _, err := b.run(ctx, t, args, say); err != nil {
+		note(0)
+		if _, err := b.run(ctx, t, args, note); err != nil {
 			return fmt.Errorf("building %s %s: %w", name, version, err)
 		}
 		if err := os.Rename(filepath.Join(temp, name), filepath.Join(b.dir, name)); err != nil {
@@ -134,18 +134,18 @@ func ldflags(version string) string {
 // countPackages returns the number of packages of the programs. It is also
 // what downloads their modules.
 func (b builder) countPackages(ctx context.Context, t tool, packages []string) (int, error) {
-	say := func(lines int64) {
+	note := func(lines int64) {
 		if lines > 0 {
 			fmt.Fprintf(b.out, "  %d modules downloaded\n", lines)
 		}
 	}
-	stdout, err := b.run(ctx, t, append([]string{"list", "-deps"}, packages...), say)
+	stdout, err := b.run(ctx, t, append([]string{"list", "-deps"}, packages...), note)
 	return bytes.Count(stdout, []byte("\n")), err
 }
 
 // run calls the go command in a tool module and reports its progress, which is
 // the number of lines on its standard error.
-func (b builder) run(ctx context.Context, t tool, args []string, say func(lines int64)) ([]byte, error) {
+func (b builder) run(ctx context.Context, t tool, args []string, note func(lines int64)) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = filepath.Join(b.root, t.directory)
 	// GOWORK and GOFLAGS of the caller are about the product, not this module;
@@ -179,7 +179,7 @@ func (b builder) run(ctx context.Context, t tool, args []string, say func(lines 
 	for done := false; !done; {
 		select {
 		case <-tick.C:
-			say(lines.Load())
+			note(lines.Load())
 		case <-read:
 			done = true
 		}
@@ -200,7 +200,7 @@ func lock(ctx context.Context, path string, out io.Writer) (unlock func(), err e
 	if err != nil {
 		return nil, fmt.Errorf("locking the directory for built programs: %w", err)
 	}
-	for told := false; ; told = true {
+	for noted := false; ; noted = true {
 		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			return func() { _ = file.Close() }, nil
@@ -209,7 +209,7 @@ func lock(ctx context.Context, path string, out io.Writer) (unlock func(), err e
 			_ = file.Close()
 			return nil, fmt.Errorf("locking %s: %w", path, err)
 		}
-		if !told {
+		if !noted {
 			fmt.Fprintf(out, "Another process is working in %s; waiting for it.\n", filepath.Dir(path))
 		}
 		select {

@@ -39,7 +39,7 @@ const (
 // errChecksum means that a server returned another file than the pinned one.
 var errChecksum = errors.New("wrong checksum")
 
-// release says where the publisher of a tool keeps its programs.
+// release states where the publisher of a tool keeps its programs.
 type release struct {
 	programs []Program                              // that run on any Linux of their architecture
 	base     string                                 // URL that the path is relative to

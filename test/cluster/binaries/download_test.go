@@ -153,7 +153,7 @@ func TestEnsureDownloadsWhatIsPinned(t *testing.T) {
 	var out bytes.Buffer
 	dir, err := Ensure(t.Context(), &out, ControlPlane()...)
 	if err != nil {
-		t.Fatalf("%v; it said %s", err, &out)
+		t.Fatalf("%v; it printed %s", err, &out)
 	}
 	for _, p := range ControlPlane() {
 		name := filepath.Join(dir, string(p))
@@ -182,7 +182,7 @@ func TestEnsureDownloadsWhatIsPinned(t *testing.T) {
 	}
 }
 
-func TestEnsureRefusesAnotherFileThanThePinned(t *testing.T) {
+func TestEnsureRejectsAnotherFileThanThePinned(t *testing.T) {
 	for _, p := range []Program{APIServer, Etcd} {
 		t.Run(string(p), func(t *testing.T) {
 			pinned, offered := releases(t), releases(t)
@@ -197,13 +197,13 @@ func TestEnsureRefusesAnotherFileThanThePinned(t *testing.T) {
 			var out bytes.Buffer
 			_, err := Ensure(t.Context(), &out, p)
 			if !errors.Is(err, errChecksum) {
-				t.Fatalf("Ensure = %v, want a wrong checksum; it said %s", err, &out)
+				t.Fatalf("Ensure = %v, want a wrong checksum; it printed %s", err, &out)
 			}
 			for _, part := range []string{
 				file, fmt.Sprintf("%x", sha256.Sum256(pinned[file])), fmt.Sprintf("%x", sha256.Sum256(offered[file])), MirrorVariable + "=none",
 			} {
 				if !strings.Contains(err.Error(), part) {
-					t.Errorf("%q does not say %s", err, part)
+					t.Errorf("%q does not state %s", err, part)
 				}
 			}
 			if left := kept(t); len(left) > 0 {
@@ -237,7 +237,7 @@ func TestEnsureBuildsWhatItCannotDownload(t *testing.T) {
 			}
 			if got := strings.Count(out.String(), "\n"); got != 1 || !strings.Contains(out.String(), tc.reason) ||
 				!strings.Contains(out.String(), "building from Go modules instead") {
-				t.Errorf("it said %q, want one line with %q", out.String(), tc.reason)
+				t.Errorf("it printed %q, want one line with %q", out.String(), tc.reason)
 			}
 			if left := kept(t); len(left) > 0 {
 				t.Errorf("it left %v", left)
@@ -264,7 +264,7 @@ func TestEnsureAsksForNothingThatIsNotPinned(t *testing.T) {
 				t.Errorf("Ensure = %v, want it to try a build", err)
 			}
 			if out.Len() > 0 {
-				t.Errorf("it said %q", &out)
+				t.Errorf("it printed %q", &out)
 			}
 			if got := mirror.requests(); len(got) > 0 {
 				t.Errorf("the mirror was asked for %q", got)

@@ -116,7 +116,7 @@ type imageConfig struct {
 	} `json:"rootfs"`
 }
 
-// readArchive reads what a docker-archive says about its only image.
+// readArchive reads what a docker-archive reports about its only image.
 func readArchive(archive string) (index manifest, config imageConfig, err error) {
 	texts := map[string][]byte{}
 	err = eachEntry(archive, func(header *tar.Header, content io.Reader) (err error) {

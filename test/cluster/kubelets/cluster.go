@@ -17,7 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
 )
 
-// Options say what kind of cluster to start.
+// Options configure the cluster.
 type Options struct {
 	// Nodes is how many nodes there are from the start; AddNode adds more.
 	Nodes int

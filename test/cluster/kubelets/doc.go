@@ -29,4 +29,7 @@
 // /lib/modules.
 //
 // It needs root, and the programs of `hack/install-packages.sh real-nodes`.
+//
+//   - cluster.go, node.go, kubelet.go, pod.go: cluster, nodes and pods; addons.go: what runs besides
+//   - archive.go, images.go: container images; tools.go: where the programs are
 package kubelets

@@ -114,7 +114,7 @@ func TestPodsOfRealNodes(t *testing.T) {
 	t.Run("nothing proxies", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := one.Connect(ctx, "tcp", "10.96.0.1:443"); !errors.Is(err, cluster.ErrRefused) {
+		if _, err := one.Connect(ctx, "tcp", "10.96.0.1:443"); !errors.Is(err, cluster.ErrRejected) {
 			t.Errorf("the API server's Service: %v", err)
 		}
 	})

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runChild starts a cluster with a pod and says its number.
+// runChild starts a cluster with a pod and states its number.
 func runChild(keep bool) error {
 	ctx := context.Background()
 	c, err := kubelets.Start(ctx, kubelets.Options{Nodes: 1, Progress: os.Stderr, Keep: keep})
@@ -67,7 +67,7 @@ func child(t *testing.T, mode string) (*exec.Cmd, int) {
 	}
 	var number int
 	if _, err := fmt.Fscan(stdout, &number); err != nil {
-		t.Fatalf("the child says no number: %v", errors.Join(err, cmd.Wait()))
+		t.Fatalf("the child reports no number: %v", errors.Join(err, cmd.Wait()))
 	}
 	return cmd, number
 }

@@ -138,7 +138,7 @@ func (n *Node) hasPodRanges(node *corev1.Node) error {
 	return nil
 }
 
-// readySince reports whether the kubelet that was started at the given time says
+// readySince reports whether the kubelet that was started at the given time reports
 // that the node is ready.
 func readySince(node *corev1.Node, begin time.Time) error {
 	for _, condition := range node.Status.Conditions {

@@ -20,7 +20,7 @@ func boot(t *testing.T, test string) uml.Outcome {
 	return uml.Test(t, uml.Options{Test: test, MemoryMiB: 1024})
 }
 
-// TestModules boots a machine whose loader of modules refuses some at first.
+// TestModules boots a machine whose loader of modules rejects some initially.
 func TestModules(t *testing.T) { boot(t, "TestInsideModules") }
 
 // TestKernel boots a machine for everything else.
@@ -103,10 +103,10 @@ func check(t *testing.T, errs ...error) {
 	}
 }
 
-// report hands figures over to who has booted the machine, and prints them.
-func report(t *testing.T, figures any) {
+// report passes measurements to the test that has booted the machine, and prints them.
+func report(t *testing.T, measurements any) {
 	t.Helper()
-	text, err := json.Marshal(figures)
+	text, err := json.Marshal(measurements)
 	check(t, err, uml.Report(text))
 	fmt.Printf("%s\n", text)
 }

@@ -58,8 +58,8 @@ func sideBySide(t *testing.T) {
 	labs[1].clear(t, want)
 }
 
-// figures are what a thousand virtual servers of ten real servers each cost.
-type figures struct {
+// measurements are what a thousand virtual servers of ten real servers each cost.
+type measurements struct {
 	// To make the virtual servers, the real ones, to bind an address for each
 	// virtual one, and to make an ipset with as many entries.
 	ServersSeconds, RealsSeconds, BindSeconds, SetSeconds float64
@@ -74,7 +74,7 @@ func many(t *testing.T) {
 	l := newLab(t, dataplane.IPv4)
 	const services, endpoints = 1000, 10
 	set := ipvs.SetChange{Name: "KUBE-CLUSTER-IP", Type: ipvs.HashIPPort, Create: true}
-	var f figures
+	var f measurements
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	check(t, l.CreateDevice())

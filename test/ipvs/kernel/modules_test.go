@@ -16,9 +16,9 @@ import (
 // loaderFile names the program that the kernel runs to load a module.
 const loaderFile = "/proc/sys/kernel/modprobe"
 
-// refuse puts a loader in the place of another one that refuses modules whose
+// reject puts a loader in the place of another one that rejects modules whose
 // name, or alias, holds one of the words.
-func refuse(t *testing.T, loader string, words ...string) {
+func reject(t *testing.T, loader string, words ...string) {
 	t.Helper()
 	var text strings.Builder
 	text.WriteString("#!/bin/sh\nfor word; do\ncase $word in\n")
@@ -39,23 +39,23 @@ func TestInsideModules(t *testing.T) {
 	loader := strings.TrimSpace(string(text))
 	v4, v6 := ipvs.NewKernel(dataplane.IPv4, ""), ipvs.NewKernel(dataplane.IPv6, "")
 
-	refused := []string{"IPVS", "nfnetlink-subsys-6", "hash:ip,port,net", "rtnl-link-dummy"}
+	rejected := []string{"IPVS", "nfnetlink-subsys-6", "hash:ip,port,net", "rtnl-link-dummy"}
 	remedies := []string{"modprobe ip_vs)", "modprobe ip_set)", "modprobe ip_set_hash_ipportnet)", "modprobe dummy)"}
-	for i := range refused {
-		refuse(t, loader, refused[i:]...)
+	for i := range rejected {
+		reject(t, loader, rejected[i:]...)
 		for _, k := range []ipvs.Kernel{v4, v6} {
 			err := k.Open()
 			if !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), remedies[i]) {
-				t.Errorf("without %s: %v", refused[i], err)
+				t.Errorf("without %s: %v", rejected[i], err)
 			}
 			if i > 0 {
 				continue
 			}
 			if err := k.Probe("rr"); !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), remedies[i]) {
-				t.Errorf("probing without %s: %v", refused[i], err)
+				t.Errorf("probing without %s: %v", rejected[i], err)
 			}
 			if servers, err := k.Servers(); !errors.Is(err, dataplane.ErrUnsupported) {
-				t.Errorf("reading without %s: %v, %v", refused[i], servers, err)
+				t.Errorf("reading without %s: %v, %v", rejected[i], servers, err)
 			}
 		}
 	}
@@ -63,7 +63,7 @@ func TestInsideModules(t *testing.T) {
 		t.Errorf("looking has made a device:\n%s", out)
 	}
 
-	refuse(t, loader, "ip_vs_wlc", "ip_vs_nosuch")
+	reject(t, loader, "ip_vs_wlc", "ip_vs_nosuch")
 	for _, k := range []ipvs.Kernel{v4, v6} {
 		check(t, k.Open(), k.Probe("rr"))
 		for _, scheduler := range []string{"wlc", "nosuch"} {
@@ -73,7 +73,7 @@ func TestInsideModules(t *testing.T) {
 			}
 		}
 	}
-	refuse(t, loader, "ip_vs_nosuch")
+	reject(t, loader, "ip_vs_nosuch")
 	check(t, v4.Probe("wlc"), v6.Probe("wlc"))
 
 	// Loaded again, IPVS has another number.

@@ -162,14 +162,14 @@ func (l *lab) reals(t *testing.T) {
 	l.expectReals(t, k, map[netip.AddrPort]ipvs.Real{l.real(1): {Weight: 1}, l.real(2): {}, other: {Weight: 65535}})
 	// Of another program, by another method.
 	run(t, "ipvsadm -a -t "+netip.AddrPortFrom(k.Addr, 80).String()+" -r "+pick(l, "10.244.0.3:80", "[fd00:244::3]:80")+" -g")
-	foreign := netip.AddrPortFrom(l.real(3).Addr(), 80)
+	unmanaged := netip.AddrPortFrom(l.real(3).Addr(), 80)
 	got, err := l.Reals(k)
 	check(t, err)
-	if got[foreign].Forwarding != 3 {
+	if got[unmanaged].Forwarding != 3 {
 		t.Errorf("real servers: %v", got)
 	}
-	check(t, l.ChangeReal(k, l.real(1), 0), l.ChangeReal(k, l.real(2), 1), l.ChangeReal(k, foreign, 2), l.DeleteReal(k, other), l.DeleteReal(k, other))
-	l.expectReals(t, k, map[netip.AddrPort]ipvs.Real{l.real(1): {}, l.real(2): {Weight: 1}, foreign: {Weight: 2}})
+	check(t, l.ChangeReal(k, l.real(1), 0), l.ChangeReal(k, l.real(2), 1), l.ChangeReal(k, unmanaged, 2), l.DeleteReal(k, other), l.DeleteReal(k, other))
+	l.expectReals(t, k, map[netip.AddrPort]ipvs.Real{l.real(1): {}, l.real(2): {Weight: 1}, unmanaged: {Weight: 2}})
 	more := pick(l, 10_000, 1_000) // than fit into one message
 	for i := range more {
 		check(t, l.AddReal(k, netip.AddrPortFrom(l.real(4).Addr(), uint16(i+1)), 1))
@@ -192,18 +192,18 @@ func (l *lab) probe(t *testing.T) {
 	check(t, l.AddServer(at(20001), left), l.Probe("rr"))
 	l.expectServers(t, map[ipvs.Key]ipvs.Server{})
 
-	foreign := map[ipvs.Key]ipvs.Server{}
+	unmanaged := map[ipvs.Key]ipvs.Server{}
 	for port := uint16(20000); port < 20003; port++ {
-		foreign[at(port)] = ipvs.Server{Scheduler: "rr"}
+		unmanaged[at(port)] = ipvs.Server{Scheduler: "rr"}
 		check(t, l.AddServer(at(port), ipvs.Server{Scheduler: "rr"}), l.Probe("rr"))
 	}
-	foreign[at(20003)] = ipvs.Server{Scheduler: "rr"}
+	unmanaged[at(20003)] = ipvs.Server{Scheduler: "rr"}
 	check(t, l.AddServer(at(20003), ipvs.Server{Scheduler: "rr"}))
 	if err := l.Probe("rr"); err == nil || !strings.Contains(err.Error(), "ipvsadm -D") {
 		t.Errorf("with no room for a probe: %v", err)
 	}
-	l.expectServers(t, foreign)
-	l.clear(t, foreign)
+	l.expectServers(t, unmanaged)
+	l.clear(t, unmanaged)
 }
 
 func (l *lab) timeouts(t *testing.T) {
@@ -239,6 +239,6 @@ func (l *lab) sysctls(t *testing.T) {
 		t.Errorf("writing one that is missing: %v", err)
 	}
 	if err := l.SetSysctl(name, "on"); err == nil || !strings.Contains(err.Error(), "net.ipv4.vs.conntrack is 1, not on") {
-		t.Errorf("a value that the kernel refuses: %v", err)
+		t.Errorf("a value that the kernel rejects: %v", err)
 	}
 }

@@ -51,8 +51,8 @@ func headerOf(t *testing.T, name ipvs.SetName) string {
 func listed(t *testing.T, name ipvs.SetName) (header string, entries []ipvs.Entry) {
 	t.Helper()
 	out := run(t, "ipset list -sorted "+string(name))
-	header, members, _ := strings.Cut(out, "Members:\n")
-	for line := range strings.Lines(members) {
+	header, elements, _ := strings.Cut(out, "Members:\n")
+	for line := range strings.Lines(elements) {
 		entries = append(entries, ipvs.Entry(strings.TrimSpace(line)))
 	}
 	return header, entries
@@ -177,7 +177,7 @@ func (l *lab) setsOfOthers(t *testing.T) {
 	run(t, fmt.Sprintf(rule, "-D"))
 	check(t, l.DeleteSets([]ipvs.SetName{name}))
 
-	// With options, and entries that say what is not in it.
+	// With options, and entries that state what is not in it.
 	name = l.setName(ipvs.HashIPPortNet)
 	run(t, "ipset create "+string(name)+" hash:ip,port,net counters comment timeout 0"+family)
 	a, b := l.entries()[ipvs.HashIPPortNet][0], l.entries()[ipvs.HashIPPortNet][1]

@@ -13,12 +13,12 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
 
 // Chosen is the real server that IPVS chose for the packet that was sent last, whatever
 // became of it afterwards; the zero one if IPVS chose none.
-func (l *Lab) Chosen(p iptablesmodel.Packet) netip.AddrPort {
+func (l *Lab) Chosen(p kernelmodel.Packet) netip.AddrPort {
 	l.Helper()
 	text, err := os.ReadFile("/proc/thread-self/net/ip_vs_conn")
 	l.must(err)

@@ -23,14 +23,14 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
 
 const (
 	established = "ESTABLISHED"
 	invalid     = "INVALID"
 
-	fenceType = 0x88b5 // for experiments, says IEEE 802
+	fenceType = 0x88b5 // for experiments, according to IEEE 802
 	patience  = 20     // seconds
 	firstPort = 20000
 )
@@ -48,7 +48,7 @@ type Lab struct {
 
 	counters map[string]int // of rules, by comment
 	port     uint16         // of the last packet
-	open     map[iptablesmodel.Packet]uint16
+	open     map[kernelmodel.Packet]uint16
 }
 
 // end is the other end of an interface.
@@ -62,7 +62,7 @@ type end struct {
 // iptables' programs; empty: those of PATH.
 func NewLab(t testing.TB, six bool, programs string) *Lab {
 	t.Helper()
-	l := &Lab{TB: t, programs: programs, six: six, port: firstPort, open: map[iptablesmodel.Packet]uint16{}, ends: map[string]end{}}
+	l := &Lab{TB: t, programs: programs, six: six, port: firstPort, open: map[kernelmodel.Packet]uint16{}, ends: map[string]end{}}
 	runtime.LockOSThread() // and never unlock: the thread ends with the test
 	// Packets then stay in order: the kernel has a queue for each processor.
 	var allowed, one unix.CPUSet
@@ -94,6 +94,9 @@ func NewLab(t testing.TB, six bool, programs string) *Lab {
 	}
 	for _, name := range []string{"eth0", "pod0", "cni0"} {
 		l.waitUntilUp(name)
+	}
+	for _, a := range Node(six) {
+		l.waitUntilLocal(a)
 	}
 	l.run("ip neigh add " + l.pick("192.168.0.1", "2001:db8::1") + " lladdr " + l.ends["eth0"].from.String() + " dev eth0")
 	l.run("ip neigh add " + Pod(six).String() + " lladdr " + l.ends["cni0"].from.String() + " dev cni0")
@@ -150,6 +153,9 @@ func (l *Lab) setUp(outside netns.NsHandle) {
 	}
 	addresses := Node(l.six)
 	for i, name := range []string{"eth0", "cni0"} {
+		// Not to look for an absent neighbor in vain: seconds later, the answer to that packet
+		// would be counted as the answer to another.
+		l.must(os.WriteFile(filepath.Join("/proc/sys/net", l.pick("ipv4", "ipv6"), "neigh", name, "mcast_solicit"), []byte("1000000"), 0))
 		line := fmt.Sprintf("ip addr add %s/%s dev %s", addresses[i], l.pick("24", "64"), name)
 		if l.six {
 			line += " nodad"
@@ -181,6 +187,24 @@ func (l *Lab) waitUntilUp(name string) {
 		}
 		if time.Now().After(deadline) {
 			l.Fatalf("%s does not come up: %s", name, link.Attrs().OperState)
+		}
+	}
+}
+
+// waitUntilLocal waits until the kernel takes packets to an address of the node. Even without
+// duplicate address detection it adds the route a moment after the address.
+func (l *Lab) waitUntilLocal(a netip.Addr) {
+	l.Helper()
+	to := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+	for deadline := time.Now().Add(patience * time.Second); ; <-time.After(time.Millisecond) {
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Dst: to},
+			netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE|netlink.RT_FILTER_DST)
+		l.must(err)
+		if len(routes) > 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			l.Fatalf("%s does not become an address of the node", a)
 		}
 	}
 }
@@ -292,7 +316,7 @@ type Seen struct {
 
 // Establish makes the connections of packets with the state ESTABLISHED, which are UDP
 // and lead out of eth0. There must be no rules.
-func (l *Lab) Establish(packets ...iptablesmodel.Packet) {
+func (l *Lab) Establish(packets ...kernelmodel.Packet) {
 	l.Helper()
 	l.must(l.Load(""))
 	for _, p := range packets {
@@ -302,14 +326,14 @@ func (l *Lab) Establish(packets ...iptablesmodel.Packet) {
 		l.port++
 		l.open[p] = l.port
 		l.transmit(p, l.port)
-		l.transmit(iptablesmodel.Packet{
+		l.transmit(kernelmodel.Packet{
 			Protocol: p.Protocol, In: "eth0", Source: p.Destination.Addr(), Destination: netip.AddrPortFrom(p.Source, l.port),
 		}, p.Destination.Port())
 	}
 }
 
 // Send sends a packet and waits until the node has done with it.
-func (l *Lab) Send(p iptablesmodel.Packet) Seen {
+func (l *Lab) Send(p kernelmodel.Packet) Seen {
 	l.Helper()
 	seen := l.SendUncounted(p)
 	seen.Met = l.Met()
@@ -318,7 +342,7 @@ func (l *Lab) Send(p iptablesmodel.Packet) Seen {
 
 // SendUncounted is Send without Seen.Met, which is most of what that costs: Met reports
 // several packets at once.
-func (l *Lab) SendUncounted(p iptablesmodel.Packet) Seen {
+func (l *Lab) SendUncounted(p kernelmodel.Packet) Seen {
 	l.Helper()
 	port, ok := l.open[p]
 	if p.State == established && !ok {
@@ -338,12 +362,27 @@ func (l *Lab) SendUncounted(p iptablesmodel.Packet) Seen {
 var replyPattern = regexp.MustCompile(`(?m) src=\S+ dst=\S+ sport=\S+ dport=\S+ .*src=(\S+) dst=(\S+) sport=(\d+) dport=(\d+) `)
 
 // connection reads the translated source and destination of a packet that the kernel
-// tracks. Without its list it runs a program because package netlink misreads SCTP.
-func (l *Lab) connection(p iptablesmodel.Packet, port uint16) (from, to netip.AddrPort, tracked bool) {
+// tracks.
+func (l *Lab) connection(p kernelmodel.Packet, port uint16) (from, to netip.AddrPort, tracked bool) {
 	l.Helper()
-	if list, err := os.ReadFile("/proc/thread-self/net/nf_conntrack"); err == nil {
-		return l.connectionIn(list, p, port)
+	// The list can lack a connection while others expire: what is there is found at the
+	// second look.
+	for range 2 {
+		list, err := os.ReadFile("/proc/thread-self/net/nf_conntrack")
+		if err != nil {
+			return l.connectionByProgram(p, port)
+		}
+		if from, to, tracked = l.connectionIn(list, p, port); tracked {
+			break
+		}
 	}
+	return from, to, tracked
+}
+
+// connectionByProgram is connection where the kernel has no list. Package netlink
+// misreads SCTP.
+func (l *Lab) connectionByProgram(p kernelmodel.Packet, port uint16) (from, to netip.AddrPort, tracked bool) {
+	l.Helper()
 	out, err := exec.Command("conntrack", "-L", "-f", l.pick("ipv4", "ipv6"), "-p", p.Protocol, //nolint:gosec // a test's own words
 		"--orig-port-src", strconv.Itoa(int(port)), "--orig-src", p.Source.String()).Output()
 	l.must(err)
@@ -356,7 +395,7 @@ func (l *Lab) connection(p iptablesmodel.Packet, port uint16) (from, to netip.Ad
 }
 
 // connectionIn is connection by the kernel's list.
-func (l *Lab) connectionIn(list []byte, p iptablesmodel.Packet, port uint16) (from, to netip.AddrPort, tracked bool) {
+func (l *Lab) connectionIn(list []byte, p kernelmodel.Packet, port uint16) (from, to netip.AddrPort, tracked bool) {
 	l.Helper()
 	for line := range bytes.Lines(list) {
 		m := originPattern.FindSubmatch(line)
@@ -389,7 +428,7 @@ func (l *Lab) translated(m [][]byte) (from, to netip.AddrPort) {
 
 // Count sends a packet as the first one of many connections and counts where the kernel
 // sent them, by port; 0: where they were sent to.
-func (l *Lab) Count(p iptablesmodel.Packet, packets int) map[uint16]int {
+func (l *Lab) Count(p kernelmodel.Packet, packets int) map[uint16]int {
 	l.Helper()
 	first := l.port + 1
 	for range packets {
@@ -417,7 +456,7 @@ const tries = 3
 
 // transmit sends a packet, and sends it again if the wire has lost it: what the node does
 // with a packet is compared, and it can do nothing with one that it does not get.
-func (l *Lab) transmit(p iptablesmodel.Packet, port uint16) {
+func (l *Lab) transmit(p kernelmodel.Packet, port uint16) {
 	l.Helper()
 	packet := marshal(p, port)
 	if p.In == "" {
@@ -481,6 +520,22 @@ func (l *Lab) Met() map[string]int {
 	return met
 }
 
+var resetPattern = regexp.MustCompile(`(?m)^\[(\d+):\d+\] -A OUTPUT .*--tcp-flags RST RST`)
+
+// Resets counts the resets with which the node has answered: rules of Load keep them there.
+func (l *Lab) Resets() int {
+	l.Helper()
+	out, err := exec.Command(l.program("-save"), "-c", "-t", "raw").Output() //nolint:gosec // a test's own words
+	l.must(err)
+	m := resetPattern.FindSubmatch(out)
+	if m == nil {
+		l.Fatalf("no rule about resets in %s", out)
+	}
+	n, err := strconv.Atoi(string(m[1]))
+	l.must(err)
+	return n
+}
+
 // unreachable counts the answers that a port is unreachable.
 func (l *Lab) unreachable() int {
 	l.Helper()
@@ -530,9 +585,9 @@ func (l *Lab) counted(file, name, row string) int {
 
 // Unpredictable reports whether a packet is masqueraded on its way from the node to
 // itself, which has these addresses: the model does not know by which of them.
-func Unpredictable(p iptablesmodel.Packet, outcomes []iptablesmodel.Outcome, node ...netip.Addr) bool {
-	return p.In == "" && p.Source != netip.MustParseAddr("127.0.0.1") && slices.ContainsFunc(outcomes, func(o iptablesmodel.Outcome) bool {
-		i := slices.IndexFunc(o.Path, func(s iptablesmodel.Step) bool { return s.Target == "MASQUERADE" })
+func Unpredictable(p kernelmodel.Packet, outcomes []kernelmodel.Outcome, node ...netip.Addr) bool {
+	return p.In == "" && p.Source != netip.MustParseAddr("127.0.0.1") && slices.ContainsFunc(outcomes, func(o kernelmodel.Outcome) bool {
+		i := slices.IndexFunc(o.Path, func(s kernelmodel.Step) bool { return s.Target == "MASQUERADE" })
 		to := p.Destination.Addr()
 		if o.Endpoint.IsValid() {
 			to = o.Endpoint.Addr()
@@ -544,7 +599,7 @@ func Unpredictable(p iptablesmodel.Packet, outcomes []iptablesmodel.Outcome, nod
 var commentPattern = regexp.MustCompile(`--comment "?(r\d+)`)
 
 // CountMet counts the rules on the path of an outcome, by comment.
-func CountMet(met map[string]int, o *iptablesmodel.Outcome) {
+func CountMet(met map[string]int, o *kernelmodel.Outcome) {
 	for _, s := range o.Path {
 		if m := commentPattern.FindStringSubmatch(s.Rule); m != nil {
 			met[m[1]]++
@@ -554,7 +609,7 @@ func CountMet(met map[string]int, o *iptablesmodel.Outcome) {
 
 // Differences lists where what the kernel did with a packet is not the outcome that the
 // model predicted. Rules are compared if exact, that is if nothing is left to chance.
-func Differences(p iptablesmodel.Packet, o *iptablesmodel.Outcome, seen *Seen, exact bool) []string {
+func Differences(p kernelmodel.Packet, o *kernelmodel.Outcome, seen *Seen, exact bool) []string {
 	var out []string
 	differ := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if exact {
@@ -564,22 +619,22 @@ func Differences(p iptablesmodel.Packet, o *iptablesmodel.Outcome, seen *Seen, e
 			differ("rules that matched (-model +kernel):\n%s", cmp.Diff(met, seen.Met))
 		}
 	}
-	stopped := o.Fate == iptablesmodel.Rejected || o.Fate == iptablesmodel.Dropped
+	stopped := o.Fate == kernelmodel.Rejected || o.Fate == kernelmodel.Dropped
 	if p.State == established || p.State == invalid {
-		if rejected := o.Fate == iptablesmodel.Rejected; rejected != seen.Unreachable {
-			differ("the model says %s, the kernel rejected it: %t", o.Fate, seen.Unreachable)
+		if rejected := o.Fate == kernelmodel.Rejected; rejected != seen.Unreachable {
+			differ("the model predicts %s, the kernel rejected it: %t", o.Fate, seen.Unreachable)
 		}
 		return out
 	}
 	if stopped || !seen.Tracked {
 		// The node's own packet becomes a connection before it reaches INPUT.
-		if !stopped || seen.Tracked && p.In != "" || (o.Fate == iptablesmodel.Rejected) != seen.Unreachable {
-			differ("the model says %s, the kernel let it through: %t, answered: %t", o.Fate, seen.Tracked, seen.Unreachable)
+		if !stopped || seen.Tracked && p.In != "" || (o.Fate == kernelmodel.Rejected) != seen.Unreachable {
+			differ("the model predicts %s, the kernel let it through: %t, answered: %t", o.Fate, seen.Tracked, seen.Unreachable)
 		}
 		return out
 	}
 	to := p.Destination
-	if o.Fate == iptablesmodel.Delivered {
+	if o.Fate == kernelmodel.Delivered {
 		to = o.Endpoint
 	}
 	if to != seen.To {

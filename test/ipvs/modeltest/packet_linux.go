@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
 
 const (
@@ -21,7 +21,7 @@ var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UD
 
 // marshal writes an IP packet: the first one of a connection, or, if its state is
 // INVALID, one with flags that no TCP packet has.
-func marshal(p iptablesmodel.Packet, port uint16) []byte {
+func marshal(p kernelmodel.Packet, port uint16) []byte {
 	body := binary.BigEndian.AppendUint16(nil, port)
 	body = binary.BigEndian.AppendUint16(body, p.Destination.Port())
 	checksumAt := 0

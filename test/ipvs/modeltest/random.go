@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
 
 // Random draws rule sets, of all that the model knows but ipsets and IPVS unless Matches
@@ -56,8 +56,8 @@ func (r *Random) node() string { return draw(r.Rand, Node(r.Six)...).String() }
 func (r *Random) port() int { return draw(r.Rand, 53, 80, 8080, 30080) }
 
 // Packet draws a packet.
-func (r *Random) Packet() iptablesmodel.Packet {
-	p := iptablesmodel.Packet{
+func (r *Random) Packet() kernelmodel.Packet {
+	p := kernelmodel.Packet{
 		Protocol: draw(r.Rand, "tcp", "udp", "udp", "sctp"), In: draw(r.Rand, "", "eth0", "cni0"), State: draw(r.Rand, "", "", "", "", established, invalid),
 	}
 	if p.Protocol == "sctp" && !r.SCTP {

@@ -53,7 +53,7 @@ func (r *Random) Virtual() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr(r.pick("10.96.0.1", "fd00:96::1")), netip.MustParseAddr(r.pick("10.96.0.2", "fd00:96::2"))}
 }
 
-// schedulers are all but ovf, which refuses connections where each real server has as
+// schedulers are all but ovf, which rejects connections where each real server has as
 // many as its weight: the model does not count those that it did not see.
 var schedulers = []string{"rr", "rr", "wrr", "sh", "sh", "mh", "lc", "wlc", "dh", "sed", "nq", "fo", "lblc", "lblcr"}
 
@@ -117,7 +117,7 @@ func (r *Random) Entry(kind ipvs.SetType) ipvs.Entry {
 	}
 }
 
-// Fill draws what a node has at first.
+// Fill draws what a node has initially.
 func (r *Random) Fill() []Change {
 	out := []Change{{"create the device", func(k ipvs.Kernel) error { return k.CreateDevice() }}}
 	for _, a := range r.Virtual() {

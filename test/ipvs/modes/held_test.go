@@ -27,7 +27,7 @@ func (l *lab) hold() []held {
 	l.Helper()
 	var out []held
 	for _, r := range l.routes() {
-		if r.refused {
+		if r.rejected {
 			continue
 		}
 		c, err := r.from.Dial(r.target())

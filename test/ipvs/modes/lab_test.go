@@ -86,6 +86,9 @@ type lab struct {
 	kernel                    *mortal
 	clock                     *clock.FakeClock
 	plane                     *modes.Dataplane
+	// nftables: the kernel can run mode NFTables. Debian's User-mode Linux cannot: it lacks
+	// NF_TABLES_IPV4, NF_TABLES_IPV6, NFT_NAT, NFT_FIB_IPV4 and NFT_FIB_IPV6.
+	nftables bool
 }
 
 // newLab makes the lab of the machine that this is the first process of. Pods are
@@ -113,6 +116,12 @@ func newLab(t *testing.T, family dataplane.Family, detect v1alpha1.DetectLocalMo
 	l.r.Serve(t, at.endpointR)
 	l.rules = at.ruleset(detect)
 	l.start()
+	of := *l.rules
+	of.Mode = v1alpha1.ModeNFTables
+	err := l.plane.Supported(t.Context(), &of)
+	if l.nftables = err == nil; !l.nftables {
+		t.Log("without mode NFTables:", err)
+	}
 	return l
 }
 
@@ -212,7 +221,7 @@ func (at *addressing) ruleset(detect v1alpha1.DetectLocalMode) *dataplane.Rulese
 				Cluster: slices.Clone(endpoints), Available: len(endpoints) > 0,
 			}
 			if one.Available {
-				one.Members = endpoints[:1]
+				one.LocalEndpoints = endpoints[:1]
 			}
 			if p == v1alpha1.ProtocolUDP {
 				one.Serving = one.Cluster
@@ -238,13 +247,17 @@ func serviceName(name string) dataplane.ServiceName {
 	return dataplane.ServiceName{Namespace: "shop", Name: name}
 }
 
-// holds is what the node holds of any mode, in a form that can be compared.
+// holds is what the node has of any mode, in a form that can be compared.
 func (l *lab) holds() string {
 	var out strings.Builder
-	for _, c := range []string{filepath.Join(l.programs, l.at.iptables+"-save"), "ipset save -sorted", "ipvsadm -Sn", "ip -o address show", l.at.ip() + " route show table local"} {
-		var lines []string // in which order does not matter, or Verify tells
+	commands := []string{filepath.Join(l.programs, l.at.iptables+"-save"), "ipset save -sorted", "ipvsadm -Sn", "ip -o address show", l.at.ip() + " route show table local"}
+	if l.nftables {
+		commands = append(commands, "nft -s list ruleset")
+	}
+	for _, c := range commands {
+		var lines []string // their order does not matter, or Verify checks it
 		for line := range strings.Lines(l.node.Run(l.T, c)) {
-			if strings.HasPrefix(line, "#") {
+			if strings.HasPrefix(line, "#") || strings.Contains(line, " timeout 10m : ") { // of clients with affinity
 				continue
 			}
 			if before, _, counts := strings.Cut(line, " ["); counts && line[0] == ':' {

@@ -24,7 +24,7 @@ type route struct {
 	from     *place.Place
 	protocol string
 	to       netip.AddrPort
-	refused  bool // at once, because there is no endpoint
+	rejected bool // at once, because there is no endpoint
 }
 
 func (r route) String() string { return fmt.Sprintf("%s → %s %s", r.from.Name, r.protocol, r.to) }
@@ -118,9 +118,9 @@ func (l *lab) places() []*place.Place { return []*place.Place{l.node, l.a, l.c, 
 func (r route) try() error {
 	name, client, err := r.from.Ask(r.target())
 	switch {
-	case r.refused && err == nil:
+	case r.rejected && err == nil:
 		return fmt.Errorf("answered by %s", name)
-	case r.refused && errors.Is(err, syscall.ECONNREFUSED):
+	case r.rejected && errors.Is(err, syscall.ECONNREFUSED):
 		return nil
 	case err != nil:
 		return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	traffic "github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
 // TestSwitch changes a node from mode to mode under load.
@@ -33,17 +34,25 @@ func TestSwitchWithoutPodRanges(t *testing.T) {
 // deaths are after how many writes of what is of mode IPVS an agent dies: on the way
 // to that mode when addresses and virtual servers are being made, on the way back
 // when they go.
-var deaths = map[v1alpha1.ProxyMode][]int64{v1alpha1.ModeIPVS: {3, 12}, v1alpha1.ModeIPTables: {2}}
+var deaths = map[v1alpha1.ProxyMode][]int64{v1alpha1.ModeIPVS: {3, 12}, v1alpha1.ModeIPTables: {2}, v1alpha1.ModeNFTables: {2}}
+
+// changes are the modes of a round that begins in mode IPTables.
+func (l *lab) changes() []v1alpha1.ProxyMode {
+	if l.nftables {
+		return []v1alpha1.ProxyMode{v1alpha1.ModeIPVS, v1alpha1.ModeNFTables, v1alpha1.ModeIPVS, v1alpha1.ModeIPTables}
+	}
+	return []v1alpha1.ProxyMode{v1alpha1.ModeIPVS, v1alpha1.ModeIPTables}
+}
 
 // switchUnderLoad changes from mode to mode and back for each of the rounds, in
 // which agents die. None knows which mode ran before, as after kube-proxy in mode
-// iptables or ipvs.
+// iptables, ipvs or nftables.
 func switchUnderLoad(t *testing.T, family dataplane.Family, detect v1alpha1.DetectLocalMode, rounds ...map[v1alpha1.ProxyMode][]int64) {
 	l := newLab(t, family, detect)
 	fresh := l.alone()
 	l.apply(v1alpha1.ModeIPTables)
 	for _, deaths := range rounds {
-		for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPVS, v1alpha1.ModeIPTables} {
+		for _, mode := range l.changes() {
 			during := fmt.Sprintf("%s to mode %s, pods by %s, %d killed", family, mode, detect, len(deaths[mode]))
 			l.start()
 			load := l.begin()
@@ -62,15 +71,18 @@ func switchUnderLoad(t *testing.T, family dataplane.Family, detect v1alpha1.Dete
 	}
 }
 
-// alone is what the node holds in each mode where it never was in the other one.
+// alone is what the node has in each mode where it never was in another one.
 func (l *lab) alone() map[v1alpha1.ProxyMode]string {
 	l.Helper()
 	out := map[v1alpha1.ProxyMode]string{}
-	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS} {
+	for _, mode := range append([]v1alpha1.ProxyMode{v1alpha1.ModeIPTables}, l.changes()...) {
+		if out[mode] != "" {
+			continue
+		}
 		l.apply(mode)
 		for _, r := range l.routes() {
 			if err := r.try(); err != nil {
-				l.Errorf("mode %s: %s: %v", mode, r, err)
+				traffic.Lost(l, "mode %s: %s: %v", mode, r, err)
 			}
 		}
 		out[mode] = l.holds()
@@ -85,7 +97,7 @@ func (l *lab) alone() map[v1alpha1.ProxyMode]string {
 	return out
 }
 
-// cleaned waits for the cleanup of the other mode, and compares what is in the kernel.
+// cleaned waits for the cleanup of the former mode, and compares what is in the kernel.
 func (l *lab) cleaned(mode v1alpha1.ProxyMode, fresh string) {
 	l.Helper()
 	l.clock.Step(15 * time.Minute)

@@ -32,7 +32,7 @@ const (
 )
 
 // TestTakeOver lets kube-proxy in mode ipvs and the agent take each other's place on
-// one node, under load, and tells which connections failed.
+// one node, under load, and reports which connections failed.
 func TestTakeOver(t *testing.T) {
 	s := newShop(t)
 	s.startKubeProxy()

@@ -47,6 +47,7 @@ func TestInside(t *testing.T) {
 	}
 	planes := []*plane{newPlane(t, dataplane.IPv4), newPlane(t, dataplane.IPv6)}
 	t.Run("Life", planes[0].lifeOfServices)
+	t.Run("AtLimits", atLimits)
 	t.Run("Both", func(t *testing.T) { together(t, planes) })
 }
 
@@ -117,7 +118,7 @@ func (p *plane) apply(t *testing.T) dataplane.Result {
 	}
 	result, err := p.plane.Apply(t.Context(), p.r)
 	if err != nil || len(result.Rejected)+len(result.Warnings) > 0 {
-		t.Fatalf("%v, refused %v, warnings %q", err, result.Rejected, result.Warnings)
+		t.Fatalf("%v, rejected %v, warnings %q", err, result.Rejected, result.Warnings)
 	}
 	p.r.Full, p.r.Recheck, p.r.Dirty = false, false, map[dataplane.ServiceName]struct{}{}
 	return result
@@ -294,7 +295,7 @@ func (p *plane) drift(t *testing.T, key ipvs.Key) {
 		if len(changes) > 0 {
 			break
 		}
-		if time.Now().After(end) { // nothing told when the watch has begun
+		if time.Now().After(end) { // nothing reported when the watch has begun
 			t.Fatal("not noticed")
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/parity/worlds"
 )
 
-// ErrNotSeen means that a program has not made its kernel hold the mark yet.
+// ErrNotSeen means that a program has not put the mark into its kernel yet.
 var ErrNotSeen = errors.New("has not programmed the last change yet")
 
 // Pair is kube-proxy and nodeproxy-agent, each on a node of its own or, after

@@ -19,8 +19,8 @@ type Proxy struct {
 	Process *cluster.Process
 }
 
-// Stop stops the program if it runs. That it has ended by itself is for
-// Pair.Running to tell.
+// Stop stops the program if it runs. Pair.Running reports a program that has ended
+// by itself.
 func (p *Proxy) Stop() error {
 	defer func() { p.Process = nil }()
 	if p.Process == nil || install.Running(p.Process) != nil {

@@ -102,8 +102,8 @@ func compareChain(k Key, a, b *Chain, anyOrder bool) []Difference {
 	if !sameOrder(k, a.Rules, b.Rules, anyOrder) {
 		return []Difference{{Kind: KindOrder, KubeProxy: a.Rules, Nodeproxy: b.Rules}}
 	}
-	said := func(r Rule) string { return r.Meaning() + " # " + r.Said }
-	onlyA, onlyB = without(a.Rules, b.Rules, said), without(b.Rules, a.Rules, said)
+	compared := func(r Rule) string { return r.Meaning() + " # " + r.Compared }
+	onlyA, onlyB = without(a.Rules, b.Rules, compared), without(b.Rules, a.Rules, compared)
 	if len(onlyA)+len(onlyB) == 0 {
 		return nil
 	}

@@ -1,6 +1,3 @@
-// Package rules parses the output of iptables-save, and shows how the rules of two
-// programs differ. It uses no code of the agent, so that the judge does not share its
-// mistakes.
 package rules
 
 import (
@@ -22,9 +19,9 @@ type Rule struct {
 	Matches []string
 	// Target is what follows -j, with its options; empty when there is none.
 	Target string
-	// Comment is kept apart, because it has no effect; Said is what of it is
-	// compared.
-	Comment, Said string
+	// Comment is kept apart, because it has no effect; Compared is the part of it that
+	// is compared.
+	Comment, Compared string
 	// Text is the rule as iptables-save printed it.
 	Text string
 }
@@ -50,7 +47,7 @@ func (c *Chain) BuiltIn() bool { return c.Policy != "-" }
 // Silence lets the comments of a chain not count.
 func (c *Chain) Silence() {
 	for i := range c.Rules {
-		c.Rules[i].Said = ""
+		c.Rules[i].Compared = ""
 	}
 }
 
@@ -214,7 +211,7 @@ func parseRule(words []word) (Rule, error) {
 			flush()
 			module = o.value
 		case o.name == "--comment" && module == "comment":
-			out.Comment, out.Said, module = o.value, o.value, ""
+			out.Comment, out.Compared, module = o.value, o.value, ""
 		case strings.HasPrefix(o.name, "--"):
 			if module == "" {
 				return out, fmt.Errorf("%s belongs to no match", o.name)

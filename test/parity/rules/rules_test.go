@@ -25,7 +25,7 @@ func TestParseRule(t *testing.T) {
 	want := Rule{
 		Matches: []string{"! -s 10.0.0.0/8", "-d 10.96.0.1/32", "-m conntrack ! --ctstate RELATED,ESTABLISHED", "-m tcp --dport 443", "-p tcp"},
 		Target:  "DNAT --to-destination 10.0.0.1:6443",
-		Comment: `a/b:c "x" -j cluster IP`, Said: `a/b:c "x" -j cluster IP`,
+		Comment: `a/b:c "x" -j cluster IP`, Compared: `a/b:c "x" -j cluster IP`,
 		Text: got[0].Text,
 	}
 	if diff := cmp.Diff(want, got[0], cmp.AllowUnexported(Rule{})); diff != "" {
@@ -39,7 +39,7 @@ func TestParseRule(t *testing.T) {
 	}
 }
 
-func TestParseRefuses(t *testing.T) {
+func TestParseRejects(t *testing.T) {
 	for name, save := range map[string]string{
 		"a rule outside a table":   "-A INPUT -j ACCEPT\n",
 		"an undeclared chain":      "*nat\n-A INPUT -j ACCEPT\n",

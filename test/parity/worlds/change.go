@@ -148,18 +148,18 @@ func (w *World) changeSlices() string {
 		return done("one less")
 	case 1:
 		for range w.Between(1, 4) {
-			w.addMember(s, sl)
+			w.addEntry(s, sl)
 		}
 		return done("more endpoints")
 	case 2:
-		if len(sl.members) > 0 {
-			i := w.IntN(len(sl.members))
-			sl.members = slices.Delete(sl.members, i, i+1)
+		if len(sl.entries) > 0 {
+			i := w.IntN(len(sl.entries))
+			sl.entries = slices.Delete(sl.entries, i, i+1)
 		}
 		return done("an endpoint less")
 	case 3:
 		for _, sl := range s.slices {
-			sl.members = nil
+			sl.entries = nil
 		}
 		return done("no endpoint left")
 	case 4:
@@ -185,7 +185,7 @@ func (w *World) changeSlices() string {
 func (w *World) changeEndpoint(s *Service) string {
 	all := s.addresses()
 	if len(all) == 0 {
-		w.addMember(s, s.slices[0])
+		w.addEntry(s, s.slices[0])
 		return "an endpoint"
 	}
 	address := Pick(w.Dice, all...)
@@ -207,7 +207,7 @@ func (w *World) changeEndpoint(s *Service) string {
 func (s *Service) addresses() []string {
 	var out []string
 	for _, sl := range s.slices {
-		for _, m := range sl.members {
+		for _, m := range sl.entries {
 			if !slices.Contains(out, m.address) {
 				out = append(out, m.address)
 			}

@@ -3,11 +3,8 @@
 // server. Tests run kube-proxy and nodeproxy-agent side by side in them, in
 // mode IPTables (New) or IPVS (NewIPVS).
 //
-//	settings.go   draws proxy settings and facts of the node
-//	ipvs.go       draws what only mode IPVS has
-//	world.go      draws Services
-//	endpoints.go  draws EndpointSlices
-//	change.go     draws changes of them
-//	writer.go     stores a world in an API server
-//	describe.go   describes a Service of it
+//   - dice.go: what is drawn from the seed; families.go: IP families; node.go: the node's addresses
+//   - settings.go, ipvs.go: proxy settings, those of mode IPVS
+//   - world.go, endpoints.go: Services and EndpointSlices; change.go: changes of them
+//   - writer.go: stores a world in an API server; describe.go: describes a Service of it
 package worlds

@@ -41,7 +41,7 @@ func (w *World) addSlice(s *Service, addresses discoveryv1.AddressType) {
 	w.drawSlicePorts(s, sl)
 	s.slices = append(s.slices, sl)
 	for range Pick(w.Dice, 0, 1, 1, 2, 3, 4) {
-		w.addMember(s, sl)
+		w.addEntry(s, sl)
 	}
 }
 
@@ -66,14 +66,14 @@ func (w *World) drawSlicePorts(s *Service, sl *slice) {
 	}
 }
 
-// addMember draws an entry of a slice: a new endpoint, or one that another
+// addEntry draws an entry of a slice: a new endpoint, or one that another
 // slice has as well.
-func (w *World) addMember(s *Service, sl *slice) {
-	m := member{address: fmt.Sprintf("10.244.%d.%d", Pick(w.Dice, 1, 2, 50), w.Between(2, 30))}
+func (w *World) addEntry(s *Service, sl *slice) {
+	m := entry{address: fmt.Sprintf("10.244.%d.%d", Pick(w.Dice, 1, 2, 50), w.Between(2, 30))}
 	if sl.addresses == discoveryv1.AddressTypeIPv6 {
 		m.address = fmt.Sprintf("fd00:10:244:%d::%x", Pick(w.Dice, 1, 2, 50), w.Between(2, 30))
 	}
-	if slices.ContainsFunc(sl.members, func(o member) bool { return o.address == m.address }) {
+	if slices.ContainsFunc(sl.entries, func(o entry) bool { return o.address == m.address }) {
 		return
 	}
 	if e := s.endpoints[m.address]; e == nil {
@@ -81,13 +81,13 @@ func (w *World) addMember(s *Service, sl *slice) {
 	} else if !isTrue(e.Conditions.Terminating) {
 		m.leaving = w.Chance(50) && s.named(m.address)
 	}
-	sl.members = append(sl.members, m)
+	sl.entries = append(sl.entries, m)
 }
 
 // named reports whether a slice has an entry for the address that is not leaving.
 func (s *Service) named(address string) bool {
 	return slices.ContainsFunc(s.slices, func(sl *slice) bool {
-		return slices.Contains(sl.members, member{address: address})
+		return slices.Contains(sl.entries, entry{address: address})
 	})
 }
 
@@ -135,18 +135,18 @@ func (w *World) drawHints(s *Service, e *discoveryv1.Endpoint) {
 }
 
 // settle restores, after a change, that entries of one address agree: none is
-// extra that says of a terminating endpoint that it terminates.
+// extra if its endpoint is terminating anyway.
 func (s *Service) settle() {
 	for _, sl := range s.slices {
-		for i, m := range sl.members {
+		for i, m := range sl.entries {
 			if m.leaving && (isTrue(s.endpoints[m.address].Conditions.Terminating) || !s.named(m.address)) {
-				sl.members[i].leaving = false
+				sl.entries[i].leaving = false
 			}
 		}
 	}
 	for address := range s.endpoints {
 		if !slices.ContainsFunc(s.slices, func(sl *slice) bool {
-			return slices.ContainsFunc(sl.members, func(m member) bool { return m.address == address })
+			return slices.ContainsFunc(sl.entries, func(m entry) bool { return m.address == address })
 		}) {
 			delete(s.endpoints, address)
 		}

@@ -23,7 +23,7 @@ type IPVS struct {
 // Schedulers are those that worlds have. All are modules of their own.
 func Schedulers() []string { return []string{"rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh"} }
 
-// PlainIPVS are settings for mode IPVS as most clusters have them. Pods are told by
+// PlainIPVS are settings for mode IPVS as most clusters have them. Pods are recognized by
 // their range.
 func PlainIPVS() Settings {
 	return Settings{

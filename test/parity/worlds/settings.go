@@ -46,8 +46,9 @@ type Settings struct {
 	localhost     bool
 	Liberal       bool // net.netfilter.nf_conntrack_tcp_be_liberal
 	minInterval   int32
-	// IPVS are those of mode IPVS; nil: the mode is IPTables.
-	IPVS *IPVS
+	// IPVS are those of mode IPVS; nil: the mode is IPTables, or NFTables.
+	IPVS     *IPVS
+	NFTables bool
 }
 
 // Settings draws proxy settings.
@@ -127,6 +128,9 @@ func (s Settings) ForNodeProxy() *v1alpha1.ProxySettings {
 	if s.IPVS != nil {
 		out.Mode, out.IPVS = new(v1alpha1.ModeIPVS), s.IPVS.nodeproxy(toggle)
 	}
+	if s.NFTables {
+		out.Mode = new(v1alpha1.ModeNFTables)
+	}
 	switch s.detectLocal {
 	case v1alpha1.DetectLocalBridgeInterface:
 		out.DetectLocal.Interface = new(s.interfaceName)
@@ -154,9 +158,16 @@ func (s Settings) KubeProxy(kubeconfig, node string) string {
 	if s.nodePorts == v1alpha1.NodePortsPrimary {
 		addresses = []string{"primary"}
 	}
-	proxyMode, ipvs := "iptables", ""
-	if s.IPVS != nil {
-		proxyMode, ipvs = "ipvs", s.IPVS.kubeProxy()
+	proxyMode, more := "iptables", ""
+	switch {
+	case s.IPVS != nil:
+		proxyMode, more = "ipvs", s.IPVS.kubeProxy()
+	case s.NFTables:
+		proxyMode = "nftables"
+		more = fmt.Sprintf("nftables: {masqueradeAll: %t, masqueradeBit: %d, minSyncPeriod: 1ms, syncPeriod: 5s}\n", s.masqueradeAll, s.masqueradeBit)
+		if len(addresses) == 0 { // which means primary in this mode
+			addresses = []string{"0.0.0.0/0", "::/0"}
+		}
 	}
 	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -170,10 +181,10 @@ nodePortAddresses: [%s]
 iptables: {masqueradeAll: %t, masqueradeBit: %d, localhostNodePorts: %t, minSyncPeriod: 1ms, syncPeriod: 5s}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 %s`, proxyMode, kubeconfig, node, mode, bridge, prefix, strings.Join(s.clusterCIDRs, ","), strings.Join(quote(addresses), ", "),
-		s.masqueradeAll, s.masqueradeBit, s.localhost, ipvs)
+		s.masqueradeAll, s.masqueradeBit, s.localhost, more)
 }
 
-// NodeFacts are what a world says about the node.
+// NodeFacts are what a world reports about the node.
 type NodeFacts struct {
 	addresses []corev1.NodeAddress
 	podCIDRs  []string
@@ -221,9 +232,9 @@ const firstZone = "zone-first"
 
 func (d Dice) zone() string { return Pick(d, "", "zone-a", "zone-a", "zone-b", "zone-c") }
 
-func (f NodeFacts) has(wanted Family) bool {
+func (f NodeFacts) has(desired Family) bool {
 	return slices.ContainsFunc(f.addresses, func(a corev1.NodeAddress) bool {
-		return netip.MustParseAddr(a.Address).Is4() == (wanted == IPv4)
+		return netip.MustParseAddr(a.Address).Is4() == (desired == IPv4)
 	})
 }
 

@@ -54,8 +54,8 @@ type Service struct {
 	slices  []*slice
 	sliced  int // slices ever drawn
 	hints   hints
-	// endpoints are the entries by address. Slices that name one address say
-	// the same of it, but for an extra entry that says it is terminating.
+	// endpoints are the entries by address. Slices that name one address
+	// agree on it, but for an extra entry that marks it as terminating.
 	endpoints map[string]*discoveryv1.Endpoint
 }
 
@@ -66,12 +66,12 @@ type slice struct {
 	labels    map[string]string
 	addresses discoveryv1.AddressType
 	ports     []discoveryv1.EndpointPort
-	members   []member
+	entries   []entry
 }
 
-// member is an entry of a slice. One that is leaving says that the endpoint is
-// terminating, whatever other slices say of it.
-type member struct {
+// entry is an entry of a slice. One that is leaving marks the endpoint as
+// terminating, whatever other slices contain about it.
+type entry struct {
 	address string
 	leaving bool
 }
@@ -114,12 +114,12 @@ func (w *World) addServices(n int) {
 		name: "names", namespace: w.Services[0].Object.Namespace, addresses: discoveryv1.AddressTypeFQDN,
 		labels:  map[string]string{discoveryv1.LabelServiceName: w.Services[0].Object.Name},
 		ports:   []discoveryv1.EndpointPort{{Name: new("p0"), Port: new(int32(80))}},
-		members: []member{{address: "pod.example.org"}},
+		entries: []entry{{address: "pod.example.org"}},
 	}, &slice{
 		name: "stray", namespace: namespaceA, addresses: discoveryv1.AddressTypeIPv4,
 		labels:  map[string]string{discoveryv1.LabelServiceName: "none"},
 		ports:   []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(80))}},
-		members: []member{{address: "10.244.1.250"}},
+		entries: []entry{{address: "10.244.1.250"}},
 	})
 }
 
@@ -148,12 +148,12 @@ func (w *World) addLarge() {
 			delete(sl.labels, corev1.IsHeadlessService)
 			sl.ports = []discoveryv1.EndpointPort{{Name: new(s.Object.Spec.Ports[0].Name), Protocol: new(s.Object.Spec.Ports[0].Protocol), Port: new(int32(80))}}
 			for i := range 400 {
-				m := member{address: fmt.Sprintf("10.245.%d.%d", len(s.slices)*2+i/200, i%200+1)}
+				m := entry{address: fmt.Sprintf("10.245.%d.%d", len(s.slices)*2+i/200, i%200+1)}
 				if addresses == discoveryv1.AddressTypeIPv6 {
 					m.address = fmt.Sprintf("fd00:10:245::%x:%x", len(s.slices), i+1)
 				}
 				s.endpoints[m.address] = &discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}
-				sl.members = append(sl.members, m)
+				sl.entries = append(sl.entries, m)
 			}
 		}
 	}
@@ -189,7 +189,7 @@ func (s *Service) endpointsOf(f Family, p corev1.ServicePort) map[string]bool {
 			if *sp.Name != p.Name || sp.Port == nil || sp.Protocol == nil || *sp.Protocol != p.Protocol {
 				continue
 			}
-			for _, m := range sl.members {
+			for _, m := range sl.entries {
 				out[fmt.Sprint(m.address, " ", *sp.Port)] = true
 			}
 		}
@@ -397,7 +397,7 @@ func (w *World) Objects() (services map[string]*corev1.Service, slicesByKey map[
 	}
 	for _, sl := range w.strays {
 		slicesByKey[sl.namespace+"/"+sl.name] = sl.object(map[string]*discoveryv1.Endpoint{
-			sl.members[0].address: {Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}})
+			sl.entries[0].address: {Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}})
 	}
 	return services, slicesByKey
 }
@@ -416,7 +416,7 @@ func (sl *slice) object(endpoints map[string]*discoveryv1.Endpoint) *discoveryv1
 		ObjectMeta:  metav1.ObjectMeta{Namespace: sl.namespace, Name: sl.name, Labels: maps.Clone(sl.labels)},
 		AddressType: sl.addresses, Ports: sl.ports, Endpoints: []discoveryv1.Endpoint{},
 	}
-	for _, m := range sl.members {
+	for _, m := range sl.entries {
 		e := endpoints[m.address].DeepCopy()
 		e.Addresses = []string{m.address}
 		if m.leaving {

@@ -1,6 +1,7 @@
 package simulated
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -36,7 +37,7 @@ func TestSimulatedAgents(t *testing.T) {
 		{"fails", with(v1alpha1.ModeIPVS, fails), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), false, false, "Programmed False Failed"},
 		{"rejects", with(v1alpha1.ModeIPVS, rejects), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), false, false, "Programmed False Failed"},
 		{"breaks", with(v1alpha1.ModeIPVS, breaks), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), true, false, "Programmed False Failed"},
-		{"refuses", with(v1alpha1.ModeIPVS, refuses), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), true, true, "Programmed True SomeServicesRejected"},
+		{"rejects-one", with(v1alpha1.ModeIPVS, rejectsOne), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), true, true, "Programmed True SomeServicesRejected"},
 		{"conflicts", with(v1alpha1.ModeIPVS, conflicts), in(v1alpha1.ModeIPVS, v1alpha1.Enforce, "2"), false, false, "Programmed False ConflictingProxy"},
 		{"audits", always(works), in(v1alpha1.ModeIPTables, v1alpha1.Audit, "2"), true, true, "Programmed True AuditInSync"},
 		{"differs", always(differs), in(v1alpha1.ModeIPTables, v1alpha1.Audit, "2"), true, true, "Programmed False AuditDiffers"},
@@ -57,11 +58,10 @@ func TestSimulatedAgents(t *testing.T) {
 		edit(w, rules, func(r *v1alpha1.NodeProxyRules) { r.Spec = tt.second })
 	}
 	for _, tt := range tests {
-		carries(tt.name, "2", tt.reason)
-		rules := find[*v1alpha1.NodeProxyRules](w.history, tt.name)
-		if isApplied(rules) != tt.isApplied || available(rules) != tt.available {
-			t.Errorf("%s: applied: %t, available: %t", tt.name, isApplied(rules), available(rules))
-		}
+		w.await(fmt.Sprintf("%s reports %s for 2, applied: %t, available: %t", tt.name, tt.reason, tt.isApplied, tt.available), func() bool {
+			r := find[*v1alpha1.NodeProxyRules](w.history, tt.name)
+			return r != nil && r.Spec.SettingsRevision == "2" && programmedReason(r) == tt.reason && isApplied(r) == tt.isApplied && available(r) == tt.available
+		})
 		lease := &coordinationv1.Lease{}
 		if err := w.api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: v1alpha1.AgentLeaseName(tt.name)}, lease); err != nil {
 			t.Error(err)

@@ -27,21 +27,21 @@ const theAgent = client.FieldOwner("nodeproxy-agent")
 type outcome int
 
 const (
-	works     outcome = iota
-	fails             // the kernel does not take it: not applied, Programmed False
-	rejects           // the agent does not accept it: not applied
-	refuses           // applied but for one Service
-	breaks            // applied, and then Programmed False
-	differs           // Audit, and the kernel differs
-	conflicts         // another proxy is active
-	silent            // the agent is not there, or hangs
+	works      outcome = iota
+	fails              // the kernel does not take it: not applied, Programmed False
+	rejects            // the agent does not accept it: not applied
+	rejectsOne         // applied but for one Service
+	breaks             // applied, and then Programmed False
+	differs            // Audit, and the kernel differs
+	conflicts          // another proxy is active
+	silent             // the agent is not there, or hangs
 )
 
 // reaction is what an agent does with what its node was given, and after how long.
 type reaction struct {
 	outcome outcome
 	after   time.Duration
-	service string // that is refused
+	service string // that is rejected
 }
 
 // behaviour is how an agent reacts.
@@ -55,9 +55,9 @@ func slow(after time.Duration) behaviour {
 	return func(*v1alpha1.NodeProxyRulesSpec) reaction { return reaction{outcome: works, after: after} }
 }
 
-// refusing has an agent refuse a Service.
-func refusing(service string) behaviour {
-	return func(*v1alpha1.NodeProxyRulesSpec) reaction { return reaction{outcome: refuses, service: service} }
+// rejecting has an agent reject a Service.
+func rejecting(service string) behaviour {
+	return func(*v1alpha1.NodeProxyRulesSpec) reaction { return reaction{outcome: rejectsOne, service: service} }
 }
 
 // with has an agent react so to settings of a mode, and do well with others.
@@ -87,7 +87,7 @@ type agent struct {
 	name    string
 	started time.Time
 	stop    context.CancelFunc
-	news    chan struct{} // holds one when there is something to look at
+	changed chan struct{} // holds one when there is something to look at
 
 	mu        sync.Mutex
 	behaviour behaviour
@@ -98,7 +98,7 @@ type agent struct {
 func (f *fleet) start(name string, b behaviour) {
 	f.vanish(name)
 	ctx, stop := context.WithCancel(f.ctx)
-	a := &agent{fleet: f, name: name, started: time.Now(), stop: stop, news: make(chan struct{}, 1), behaviour: b}
+	a := &agent{fleet: f, name: name, started: time.Now(), stop: stop, changed: make(chan struct{}, 1), behaviour: b}
 	f.mu.Lock()
 	f.agents[name] = a
 	f.mu.Unlock()
@@ -149,7 +149,7 @@ func (f *fleet) see(rules *v1alpha1.NodeProxyRules) {
 
 func (a *agent) look() {
 	select {
-	case a.news <- struct{}{}:
+	case a.changed <- struct{}{}:
 	default:
 	}
 }
@@ -165,7 +165,7 @@ func (a *agent) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.news:
+		case <-a.changed:
 		}
 		if err := a.react(ctx); err != nil && ctx.Err() == nil {
 			a.fleet.t.Errorf("the agent of %s: %v", a.name, err)
@@ -173,7 +173,7 @@ func (a *agent) run(ctx context.Context) {
 	}
 }
 
-// react reports on what the node was given, unless that is told already.
+// react reports on what the node was given, unless that is reported already.
 func (a *agent) react(ctx context.Context) error {
 	rules, r := a.state()
 	if rules == nil {
@@ -258,10 +258,10 @@ func (a *agent) report(rules *v1alpha1.NodeProxyRules, r reaction) v1alpha1.Node
 		bad(v1alpha1.ReasonConflictingProxy, "kube-proxy answers on port 10249")
 	case what == breaks:
 		bad(v1alpha1.ReasonFailed, "Not everything could be written: IPv4: iptables-restore: exit status 4. The rest is up to date or unchanged, and the agent retries.")
-	case what == refuses:
+	case what == rejectsOne:
 		programmed.Reason = v1alpha1.ReasonSomeServicesRejected
 		example := cmp.Or(r.service, "shop/cart") + ": no such address"
-		programmed.Message = "All Services are programmed but 1, whose rules the kernel rejects: " + example
+		programmed.Message = "The kernel rejects the rules of 1 Service and has those of all others; fix the cause in the Service or on the node: " + example
 		status.Rejected = &v1alpha1.RejectedServices{Count: 1, Examples: []string{example}}
 	case audit && what == differs:
 		bad(v1alpha1.ReasonAuditDiffers, "The kernel differs from the desired state, see status.difference.")

@@ -10,24 +10,24 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What is different at each run: what the API server makes up, times, and the figures of a
+// What is different at each run: what the API server makes up, times, and the counts of a
 // moment.
 var (
 	madeUp = regexp.MustCompile(`(?m)^( *(?:UID|Resource Version):).*$`)
 	// When the event was sent, the controller may have seen its own first writes or not.
-	figures   = regexp.MustCompile(`(?m)^(Normal +Progressing .*: ).*(; at most )`)
+	counts    = regexp.MustCompile(`(?m)^(Normal +Progressing .*: ).*(; at most )`)
 	timestamp = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`)
 	gaps      = regexp.MustCompile(` {2,}`)
 )
 
-// describe compares what kubectl describe and kubectl get say of a policy with golden
+// describe compares what kubectl describe and kubectl get report of a policy with golden
 // files.
 func (w *world) describe(title, policy string) {
 	w.t.Helper()
 	out := w.plane.kubectl(w.t, "describe", "nodeproxypolicy", policy)
 	out = timestamp.ReplaceAllString(madeUp.ReplaceAllString(out, "$1 (of this object)"), "(time)")
 	text, events, _ := strings.Cut(out, "\nEvents:\n")
-	w.golden("describe-"+title, text+"\nEvents:\n"+sorted(figures.ReplaceAllString(unaged(events), "$1(figures)$2")))
+	w.golden("describe-"+title, text+"\nEvents:\n"+sorted(counts.ReplaceAllString(unaged(events), "$1(counts)$2")))
 	w.golden("get-"+title, unaged(w.plane.kubectl(w.t, "get", "nodeproxypolicies")))
 }
 

@@ -195,7 +195,7 @@ func (h *history) await(t *testing.T, what string, within time.Duration, holds f
 	}
 }
 
-// summary says how things are, for who reads that a test has failed.
+// summary states how things are, for who reads that a test has failed.
 func (h *history) summary() string {
 	out := ""
 	for _, p := range current[*v1alpha1.NodeProxyPolicy](h) {

@@ -110,9 +110,9 @@ func TestCheckerSees(t *testing.T) {
 		}
 	}
 	tests := []struct {
-		name string
-		tell func(s *story)
-		want string // of what is broken; "": nothing is
+		name   string
+		report func(s *story)
+		want   string // of what is broken; "": nothing is
 	}{
 		{"as many as may be", func(s *story) { give(s, 0, 1); s.echo("node-00"); give(s, 2) }, ""},
 		{"one too many", func(s *story) { give(s, 0, 1, 2) }, "3 nodes are unavailable for changes"},
@@ -121,7 +121,7 @@ func TestCheckerSees(t *testing.T) {
 			s.report("node-00", metav1.ConditionFalse, v1alpha1.ReasonFailed)
 			give(s, 2)
 		}, "3 nodes are unavailable for changes"},
-		{"some Services refused", func(s *story) {
+		{"some Services rejected", func(s *story) {
 			give(s, 0, 1)
 			s.report("node-00", metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected)
 			give(s, 2)
@@ -199,14 +199,14 @@ func TestCheckerSees(t *testing.T) {
 				Name: "edge", Generation: 2, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: theController}},
 			}})
 		}, "the controller has written"},
-		{"figures that cannot be", func(s *story) {
+		{"counts that cannot be", func(s *story) {
 			s.write(&v1alpha1.NodeProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "edge", Generation: 1}, Status: v1alpha1.NodeProxyPolicyStatus{Nodes: 3, Updated: 2, Programmed: 3}})
 		}, "status counts 3 nodes"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newStory(6)
-			tt.tell(s)
+			tt.report(s)
 			broken := strings.Join(check(s.moments, s.byHand).broken, "\n")
 			if tt.want == "" && broken != "" || !strings.Contains(broken, tt.want) {
 				t.Errorf("broken: %q, want %q", broken, tt.want)

@@ -277,14 +277,14 @@ func (c *checker) within(g grant, cause v1alpha1.Cause, b budget, m moment) {
 		}
 		if slices.Contains(last.By, cause) && !isApplied(rules) && !last.free {
 			inFlight = append(inFlight, name)
-			// Grants tell the time in seconds, of when they are written.
+			// Grants record when they are written, in whole seconds.
 			if name != g.node && g.Time.Sub(last.Time.Time) >= deadline+time.Second {
 				c.breaks(m, "%s was given a change by %s at %s, though %s has been without it since %s, for %s or more",
 					g.node, who, g.Time.Format(time.TimeOnly), name, last.Time.Format(time.TimeOnly), deadline)
 			}
 		}
 	}
-	most := room(b.rollout.MaxUnavailable, selected)
+	most := allowance(b.rollout.MaxUnavailable, selected)
 	if g.available && len(down) > most {
 		c.breaks(m, "with %s, given a change by %s, %d nodes are unavailable for changes, of %d selected at most %d may be: %q", g.node, who, len(down), selected, most, down)
 	}
@@ -293,9 +293,9 @@ func (c *checker) within(g grant, cause v1alpha1.Cause, b budget, m moment) {
 	}
 }
 
-// room is what a budget allows: one unless it says another number, of a percentage
+// allowance is what a budget allows: one unless it sets another number, of a percentage
 // what it is rounded down, but one at least.
-func room(most *intstr.IntOrString, nodes int) int {
+func allowance(most *intstr.IntOrString, nodes int) int {
 	if most == nil {
 		return 1
 	}

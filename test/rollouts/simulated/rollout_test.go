@@ -54,7 +54,7 @@ func same[T any](t *testing.T, what string, got, want T) {
 }
 
 // TestChangeGoesFromNodeToNode: in order, one write for each node that it is for, none
-// for others; and how that is told, meanwhile and afterwards.
+// for others; and how that is reported, meanwhile and afterwards.
 func TestChangeGoesFromNodeToNode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -67,15 +67,15 @@ func TestChangeGoesFromNodeToNode(t *testing.T) {
 		return p.Status.Updated == 9 && p.Status.Programmed == 6 && strings.Contains(p.Status.Examples[0].Message, " at ")
 	})
 	same(t, "given first", w.grants(begin), append(slices.Clone(first), rest[:3]...))
-	w.awaitTold("edge-pool", "Normal Progressing")
+	w.awaitEvents("edge-pool", "Normal Progressing")
 	w.describe("during", "edge-pool")
 	w.fleet.behave(always(works), rest...)
 	w.awaitReady("edge-pool", v1alpha1.ReasonApplied)
-	w.awaitTold("edge-pool", "Normal Progressing", "Normal Applied")
+	w.awaitEvents("edge-pool", "Normal Progressing", "Normal Applied")
 	w.describe("after", "edge-pool")
 	same(t, "given, in order", w.grants(begin), inTurn())
 	same(t, "writes to the rules of nodes", w.history.writes(begin), once(inTurn()))
-	w.awaitTold("edge-pool", "Normal Progressing", "Normal Applied")
+	w.awaitEvents("edge-pool", "Normal Progressing", "Normal Applied")
 	w.settled()
 	w.nothingIsWritten()
 }
@@ -115,7 +115,7 @@ func TestControllerIsKilledInTheMiddle(t *testing.T) {
 	w.settled()
 }
 
-// TestControllerWhoseWatchIsLate gives no room away twice: when it hears that a policy
+// TestControllerWhoseWatchIsLate gives no budget away twice: when it hears that a policy
 // does not select some nodes any more, it has not heard yet that these were given its
 // change.
 func TestControllerWhoseWatchIsLate(t *testing.T) {
@@ -244,13 +244,13 @@ func TestPause(t *testing.T) {
 	w.awaitReady("edge-pool", v1alpha1.ReasonPaused)
 	given := w.grants(begin)
 	w.awaitProgrammed("edge-pool", len(given))
-	w.awaitTold("edge-pool", "Normal Paused", "Normal Progressing", "Normal Paused")
+	w.awaitEvents("edge-pool", "Normal Paused", "Normal Progressing", "Normal Paused")
 	w.nothingIsWritten()
 	same(t, "given before the pause", w.grants(begin), given)
 	edit(w, policy, func(p *v1alpha1.NodeProxyPolicy) { p.Spec.Rollout.Paused = new(false) })
 	w.awaitReady("edge-pool", v1alpha1.ReasonApplied)
 	same(t, "given in all", len(w.grants(begin)), edge)
-	w.awaitTold("edge-pool", "Normal Paused", "Normal Progressing", "Normal Paused", "Normal Progressing", "Normal Applied")
+	w.awaitEvents("edge-pool", "Normal Paused", "Normal Progressing", "Normal Paused", "Normal Progressing", "Normal Applied")
 }
 
 func (w *world) awaitProgrammed(policy string, n int) {

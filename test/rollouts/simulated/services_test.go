@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// servicesVariable says how many Services there are in the tests of their policies.
+	// servicesVariable states how many Services there are in the tests of their policies.
 	servicesVariable = "SIMULATED_SERVICES"
 	fewServices      = 300
 	// perSecond is how many Services a change may reach in a second.
@@ -94,7 +94,7 @@ func (w *world) awaitServicePolicy(reason string, within time.Duration) *v1alpha
 	return find[*v1alpha1.ServiceProxyPolicy](w.history, "affinity")
 }
 
-// TestServicesChangeAtAPace: 50 in a second at most, none when a node refuses what has
+// TestServicesChangeAtAPace: 50 in a second at most, none when a node rejects what has
 // become of one, each once, whatever becomes of the controller.
 func TestServicesChangeAtAPace(t *testing.T) {
 	t.Parallel()
@@ -117,16 +117,16 @@ func TestServicesChangeAtAPace(t *testing.T) {
 	w.await("more Services have it", func() bool { return len(w.shaped(begin)) >= 2*perSecond })
 
 	first := w.shaped(begin)[0].object.(*v1alpha1.ServiceProxyRules)
-	refused := "shop/" + first.Labels[v1alpha1.LabelServiceName]
-	w.fleet.behave(refusing(refused), nodeName(1))
-	w.await("a node refuses a Service", func() bool { return programmedReason(w.rules(nodeName(1))) == "Programmed True SomeServicesRejected" })
+	rejected := "shop/" + first.Labels[v1alpha1.LabelServiceName]
+	w.fleet.behave(rejecting(rejected), nodeName(1))
+	w.await("a node rejects a Service", func() bool { return programmedReason(w.rules(nodeName(1))) == "Programmed True SomeServicesRejected" })
 	late := version(w.rules(nodeName(1)))
 	p := w.awaitServicePolicy(v1alpha1.ReasonRolloutHalted, patience)
 	if e := p.Status.Examples; len(e) == 0 || e[0].Reason != v1alpha1.ReasonRejected || e[0].Name != first.Labels[v1alpha1.LabelServiceName] {
 		t.Errorf("examples: %+v", e)
 	}
 	if more := len(w.shaped(late)); more > perSecond {
-		t.Errorf("%d Services more were changed after a node refused one", more)
+		t.Errorf("%d Services more were changed after a node rejected one", more)
 	}
 	stopped := w.history.latest()
 	w.controller.stop()

@@ -10,13 +10,13 @@ import (
 )
 
 // TestNodeThatFailsStopsIt: a deadline missed is the end of it, until that node recovers
-// or the policy is changed. Slow nodes, and such as refuse Services, do not stop it.
+// or the policy is changed. Slow nodes, and such as reject Services, do not stop it.
 func TestNodeThatFailsStopsIt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	begin := w.history.latest()
 	order := inTurn()
-	w.fleet.behave(always(refuses), order[0])
+	w.fleet.behave(always(rejectsOne), order[0])
 	w.fleet.behave(slow(quickly), order[1])
 	w.fleet.behave(with(v1alpha1.ModeIPVS, rejects), order[3])
 	policy := edgePool("1")
@@ -24,7 +24,7 @@ func TestNodeThatFailsStopsIt(t *testing.T) {
 	w.create(policy)
 	w.awaitReady("edge-pool", v1alpha1.ReasonRolloutHalted)
 	w.awaitProgrammed("edge-pool", 3)
-	w.awaitTold("edge-pool", "Normal Progressing", "Warning RolloutHalted")
+	w.awaitEvents("edge-pool", "Normal Progressing", "Warning RolloutHalted")
 	w.describe("stopped", "edge-pool")
 	w.record("rollout-halted")
 	w.nothingIsWritten()
@@ -51,7 +51,7 @@ func TestNodeThatFailsStopsIt(t *testing.T) {
 		t.Errorf("the new generation came first to %s, not to %s, which needs it most", given[0], failed)
 	}
 	w.settled()
-	warnings := slices.DeleteFunc(w.told("edge-pool"), func(e string) bool { return e != "Warning RolloutHalted" })
+	warnings := slices.DeleteFunc(w.eventsOf("edge-pool"), func(e string) bool { return e != "Warning RolloutHalted" })
 	same(t, "warnings", warnings, []string{"Warning RolloutHalted", "Warning RolloutHalted"})
 }
 

@@ -1,9 +1,3 @@
-// Package simulated rolls out changes of settings to fifty simulated nodes: a real API
-// server, the real controller, and agents that only report, some slowly, some failures,
-// some never. Writes are recorded from watches and compared with what rollouts promise.
-//
-// SIMULATED_SERVICES=2000 is the number of Services that a policy changes, SIMULATED_STEPS
-// the number of random events, and SIMULATED_SEED repeats them.
 package simulated
 
 import (
@@ -138,7 +132,7 @@ func startPlane() (*plane, error) {
 	return p, nil
 }
 
-// prepare makes the users: kubectl's, and the controller's with the rights that it is
+// prepare makes the users: kubectl's, and the controller's with the permissions that it is
 // installed with.
 func (p *plane) prepare() error {
 	user, err := p.environment.AddUser(envtest.User{Name: theController}, p.admin)

@@ -73,9 +73,9 @@ func newWorldOf(t *testing.T, size int) *world {
 	workqueue.ParallelizeUntil(t.Context(), 8, size, func(i int) { w.addNode(nodeName(i), poolOf(i), zoneOf(i)) })
 	w.startController()
 	w.create(&v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}})
-	w.await("all nodes are programmed", func() bool {
-		rules := current[*v1alpha1.NodeProxyRules](w.history)
-		return len(rules) == size && !slices.ContainsFunc(rules, func(r *v1alpha1.NodeProxyRules) bool { return !available(r) })
+	w.await("the controller knows that all nodes are programmed", func() bool { // else those come first that it does not know of
+		np := find[*v1alpha1.NodeProxy](w.history, v1alpha1.NodeProxyName)
+		return np != nil && int(np.Status.Nodes.Programmed) == size
 	})
 	return w
 }
@@ -290,8 +290,8 @@ func (w *world) grants(since uint64) (names []string) {
 	return names
 }
 
-// told are the events about an object, oldest first, as type and reason.
-func (w *world) told(name string) (out []string) {
+// eventsOf returns the events about an object, oldest first, as type and reason.
+func (w *world) eventsOf(name string) (out []string) {
 	events := current[*eventsv1.Event](w.history)
 	slices.SortStableFunc(events, func(a, b *eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
 	for _, e := range events {
@@ -302,10 +302,10 @@ func (w *world) told(name string) (out []string) {
 	return out
 }
 
-// awaitTold waits until these are the events about an object: they come after the status.
-func (w *world) awaitTold(name string, want ...string) {
+// awaitEvents waits until these are the events about an object: they come after the status.
+func (w *world) awaitEvents(name string, want ...string) {
 	w.t.Helper()
-	w.await(fmt.Sprintf("the events about %s are %q", name, want), func() bool { return slices.Equal(w.told(name), want) })
+	w.await(fmt.Sprintf("the events about %s are %q", name, want), func() bool { return slices.Equal(w.eventsOf(name), want) })
 }
 
 // verify checks all that has happened.

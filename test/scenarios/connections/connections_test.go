@@ -9,6 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/sctp"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 	"github.com/nodeproxy-io/nodeproxy/test/place"
 	"github.com/nodeproxy-io/nodeproxy/test/scenarios"
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
@@ -91,7 +92,7 @@ var attempts = []attempt{
 	{"67", 10, "ext", "vip", "a r +M"},
 }
 
-// TestConnections opens real connections in the most telling situations.
+// TestConnections opens real connections in the most instructive situations.
 func TestConnections(t *testing.T) {
 	inLabs(t, (*lab).connections)
 }
@@ -114,8 +115,8 @@ func (l *lab) connections() {
 	l.affinity()
 	l.nodePortAddresses()
 	l.podInterfaces()
-	if l.Logf("%s: the tracer agrees with %d attempts", l.family, l.compared); l.compared < 30 {
-		l.Errorf("only %d attempts were compared to what the tracer says", l.compared)
+	if l.Logf("%s: trace agrees with %d attempts", l.family, l.compared); l.compared < 30 {
+		l.Errorf("only %d attempts were compared to the prediction of trace", l.compared)
 	}
 }
 
@@ -165,8 +166,11 @@ func (l *lab) affinity() {
 	for i := range 20 {
 		to := l.target(11, []string{"cip", "vip", "np"}[i%3])
 		name, _, err := client.Ask(place.Target{Protocol: "tcp", To: to, From: source, Patience: patience})
-		if err != nil || first != "" && name != first {
-			l.Fatalf("%s: answer of %q after %q, %v", to, name, first, err)
+		if err != nil {
+			load.FatalLoss(l, "%s: %v", to, err)
+		}
+		if first != "" && name != first {
+			l.Fatalf("%s: answer of %q after %q", to, name, first)
 		}
 		first = name
 	}

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { uml.Main(m) }
 
-// inIPVS are the outcomes that differ in mode IPVS; package scenarios says why.
+// inIPVS are the outcomes that differ in mode IPVS; package scenarios explains why.
 var inIPVS = map[string]string{
 	"3 b vip":        "a -M",
 	"3 node vip":     "a -M",
@@ -78,7 +78,7 @@ func inUserModeLinux(t *testing.T) {
 }
 
 // others are connections to what is no Service's, and those of processes that
-// leave their address to the kernel, where +M says no more than that it has chosen
+// leave their address to the kernel, where +M means no more than that it has chosen
 // one.
 func (l *lab) others() {
 	elsewhere := netip.AddrPortFrom(addr(l.clusterIP(2)), port+1)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 	"github.com/nodeproxy-io/nodeproxy/test/place"
 	"github.com/nodeproxy-io/nodeproxy/test/scenarios"
 )
@@ -213,16 +214,16 @@ func (l *lab) expect(from, protocol string, to netip.AddrPort, want string) {
 	target := place.Target{Protocol: protocol, To: to, From: source, Patience: patience}
 	words := strings.Fields(want)
 	if want == "REJECT" || want == "DROP" {
-		wanted := error(syscall.ECONNREFUSED)
+		expected := error(syscall.ECONNREFUSED)
 		if want == "DROP" {
-			target.Patience, wanted = silence, os.ErrDeadlineExceeded
+			target.Patience, expected = silence, os.ErrDeadlineExceeded
 		}
 		name, _, err := client.Ask(target)
-		if !errors.Is(err, wanted) {
+		if !errors.Is(err, expected) {
 			l.Errorf("%s → %s: answer of %q, error %v, want %s", from, to, name, err, want)
 			return
 		}
-		l.agrees(from, protocol, source, to, met{refusal: want})
+		l.agrees(from, protocol, source, to, met{rejection: want})
 		return
 	}
 	names, masqueraded := words[:len(words)-1], words[len(words)-1] == "+M"
@@ -234,7 +235,7 @@ func (l *lab) expect(from, protocol string, to netip.AddrPort, want string) {
 	for range n {
 		name, seenAs, err := client.Ask(target)
 		if err != nil {
-			l.Errorf("%s → %s %s: %v, want %s", from, protocol, to, err, want)
+			load.Lost(l, "%s → %s %s: %v, want %s", from, protocol, to, err, want)
 			return
 		}
 		if !slices.Contains(seen, name) {

@@ -12,7 +12,7 @@ import (
 
 // met is what a client has met.
 type met struct {
-	refusal     string // REJECT or DROP; empty: answers
+	rejection   string // REJECT or DROP; empty: answers
 	endpoints   []string
 	masqueraded bool
 }
@@ -34,29 +34,29 @@ func (l *lab) agrees(from, protocol string, source netip.Addr, to netip.AddrPort
 	}
 	l.compared++
 	var (
-		told met
-		ways []string
+		predicted met
+		ways      []string
 	)
 	for i := range result.Outcomes {
 		o := &result.Outcomes[i]
 		ways = append(ways, strings.Join(o.Via(), " → "))
 		switch o.Fate {
 		case tracer.Delivered:
-			told.endpoints = append(told.endpoints, l.nameOf(o.Endpoint.Addr()))
-			// What a client sees of a source that the kernel has chosen says nothing.
+			predicted.endpoints = append(predicted.endpoints, l.nameOf(o.Endpoint.Addr()))
+			// What a client sees of a source that the kernel has chosen proves nothing.
 			if masqueraded := o.Masqueraded || !source.IsValid(); i == 0 || masqueraded != has.masqueraded {
-				told.masqueraded = masqueraded
+				predicted.masqueraded = masqueraded
 			}
 		case tracer.Rejected, tracer.Dropped:
-			told.refusal = string(o.Fate)
+			predicted.rejection = string(o.Fate)
 		default:
-			told.refusal = "REJECT"
+			predicted.rejection = "REJECT"
 			l.compared-- // trace cannot predict that
 		}
 	}
-	slices.Sort(told.endpoints)
-	if told.refusal != has.refusal || told.masqueraded != has.masqueraded || !slices.Equal(told.endpoints, has.endpoints) {
-		l.Errorf("%s → %s %s: the client has met %+v, the tracer says %+v: %s", from, protocol, to, has, told, strings.Join(ways, "; "))
+	slices.Sort(predicted.endpoints)
+	if predicted.rejection != has.rejection || predicted.masqueraded != has.masqueraded || !slices.Equal(predicted.endpoints, has.endpoints) {
+		l.Errorf("%s → %s %s: the client has met %+v, trace predicts %+v: %s", from, protocol, to, has, predicted, strings.Join(ways, "; "))
 	}
 }
 

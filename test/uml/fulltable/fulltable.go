@@ -1,6 +1,3 @@
-// Package fulltable fills the connection tracking table of a machine with an agent. It
-// shows that open connections continue, and that the agent continues and reports the
-// problem and its end.
 package fulltable
 
 import (
@@ -46,12 +43,12 @@ type Measured struct {
 	// Tried and Failed count what was asked on connections that were open all
 	// the time; Failed must be 0.
 	Tried, Failed int
-	// Refused counts new connections that failed while the table was full, as
+	// Rejected counts new connections that failed while the table was full, as
 	// they must.
-	Refused int
+	Rejected int
 	// RepairSeconds is the time from when the other connections ended until a
-	// new one got through, ToldSeconds until the status told that all is well.
-	RepairSeconds, ToldSeconds float64
+	// new one got through, ReportedSeconds until the status reported that all is well.
+	RepairSeconds, ReportedSeconds float64
 	// Drop and EarlyDrop are the kernel's counters as reported meanwhile.
 	Drop, EarlyDrop int64
 }
@@ -233,7 +230,7 @@ func (w *world) whileFull() Measured {
 	var out Measured
 	w.await("pressure", func(s *v1alpha1.NodeProxyRulesStatus) error {
 		if !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionConntrackPressure) || s.Conntrack.UsagePercent < 95 {
-			return errors.New("no pressure is told")
+			return errors.New("no pressure is reported")
 		}
 		return nil
 	})
@@ -255,26 +252,26 @@ func (w *world) whileFull() Measured {
 	})
 	w.expect("udp_timeout", 33)
 	out.Drop, out.EarlyDrop = s.Conntrack.Drop, s.Conntrack.EarlyDrop
-	told := w.run("conntrack -S")
-	if most := count(told, "drop="); out.Drop > most {
-		w.Errorf("%d dropped packets are reported, the kernel says %d: %s", out.Drop, most, told)
+	reported := w.run("conntrack -S")
+	if most := count(reported, "drop="); out.Drop > most {
+		w.Errorf("%d dropped packets are reported, the kernel reports %d: %s", out.Drop, most, reported)
 	}
-	if most := count(told, "early_drop="); out.EarlyDrop > most {
-		w.Errorf("%d evicted connections are reported, the kernel says %d: %s", out.EarlyDrop, most, told)
+	if most := count(reported, "early_drop="); out.EarlyDrop > most {
+		w.Errorf("%d evicted connections are reported, the kernel reports %d: %s", out.EarlyDrop, most, reported)
 	}
 	for range tries {
 		conn, err := dial(clusterIP, servicePort)
 		switch {
 		case err != nil:
-			out.Refused++
+			out.Rejected++
 		default: // in place of a flow that was evicted
 			w.Cleanup(func() { _ = conn.Close() })
 		}
-		if out.Refused == enough {
+		if out.Rejected == enough {
 			return out
 		}
 	}
-	w.Errorf("of %d new connections only %d fail with a full table", tries, out.Refused)
+	w.Errorf("of %d new connections only %d fail with a full table", tries, out.Rejected)
 	return out
 }
 
@@ -320,7 +317,7 @@ func (w *world) whileItEmpties(conns []net.Conn, out *Measured) {
 		}
 		return nil
 	})
-	out.ToldSeconds = time.Since(start).Seconds()
+	out.ReportedSeconds = time.Since(start).Seconds()
 }
 
 // settingsOfTheMachine shows what cannot be written in a network namespace.

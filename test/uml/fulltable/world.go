@@ -174,12 +174,12 @@ func (w *world) setSettings(settings *v1alpha1.ConntrackSettings) {
 }
 
 // await waits until the stored status is as expected, and returns it.
-func (w *world) await(what string, wanted func(*v1alpha1.NodeProxyRulesStatus) error) *v1alpha1.NodeProxyRulesStatus {
+func (w *world) await(what string, check func(*v1alpha1.NodeProxyRulesStatus) error) *v1alpha1.NodeProxyRulesStatus {
 	w.Helper()
 	var last error
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		own := w.api.own()
-		if last = wanted(&own.Status); last == nil {
+		if last = check(&own.Status); last == nil {
 			w.Logf("%s: %s after the start", what, time.Since(w.began).Round(time.Millisecond))
 			return &own.Status
 		}

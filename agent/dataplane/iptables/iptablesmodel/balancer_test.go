@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
 
 // servers is an IPVS with two real servers at 10.96.0.1:80, none at
@@ -16,7 +18,7 @@ func (servers) Bound(a netip.Addr) bool {
 	return slices.Contains([]string{"10.96.0.1", "10.96.0.2"}, a.String())
 }
 
-func (servers) Choose(p Packet) ([]netip.AddrPort, bool) {
+func (servers) Choose(p kernelmodel.Packet) ([]netip.AddrPort, bool) {
 	reals, ok := map[string][]netip.AddrPort{
 		"10.96.0.1:80":     {netip.MustParseAddrPort("10.0.0.1:8080"), netip.MustParseAddrPort("10.0.0.2:8080")},
 		"10.96.0.2:80":     nil,
@@ -31,7 +33,7 @@ func (servers) Name() string { return "servers" }
 
 func (servers) HasSet(set string) bool { return set == "own" }
 
-func (servers) InSet(_ string, directions []string, p Packet) (bool, error) {
+func (servers) InSet(_ string, directions []string, p kernelmodel.Packet) (bool, error) {
 	if !slices.Equal(directions, []string{"dst", "dst"}) {
 		return false, fmt.Errorf("directions %q", directions)
 	}
@@ -61,7 +63,7 @@ func TestTraceBalancer(t *testing.T) {
 		{"not by a virtual server", "*filter\n-A INPUT -m ipvs ! --vaddr 10.0.0.0/8 -j DROP\n-A INPUT -m ipvs ! --vproto udp -j DROP\n" +
 			"-A INPUT -m ipvs ! --vport 81 -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.2:81", "PASS 1.000"},
 		{"by another virtual server", "*filter\n-A OUTPUT -m ipvs ! --vport 81 -j DROP\nCOMMIT\n", "", node, "10.96.0.1:80", "DROP 1.000"},
-		{"refused at times", "", "eth0", ext, "192.168.0.2:3002", "REJECT 0.500, DELIVERED 10.0.0.1:80 0.250, DELIVERED 10.0.0.2:80 0.250"},
+		{"rejected at times", "", "eth0", ext, "192.168.0.2:3002", "REJECT 0.500, DELIVERED 10.0.0.1:80 0.250, DELIVERED 10.0.0.2:80 0.250"},
 		{"from the node to itself", "*filter\n-A INPUT -j DROP\nCOMMIT\n", "", node, "192.168.0.2:3001", "DROP 1.000"},
 		{"from the node to itself by a route out", "*filter\n-A INPUT -j DROP\nCOMMIT\n", "", node, "10.96.0.3:3001", "DELIVERED 192.168.0.2:80 1.000"},
 		{"in an ipset", "*filter\n-A INPUT -m set --match-set own dst,dst -j DROP\nCOMMIT\n", "eth0", ext, "10.96.0.1:80", "DROP 1.000"},

@@ -3,6 +3,8 @@ package iptablesmodel
 import (
 	"net/netip"
 	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
 
 // FuzzRestore reads text as the input of iptables-restore. What the model accepts it
@@ -24,7 +26,7 @@ func FuzzRestore(f *testing.F) {
 				t.Errorf("printed, accepted and printed again:\n%s\n%s", k.Save(table), again.Save(table))
 			}
 		}
-		outcomes, err := k.Trace(Packet{Protocol: "tcp", In: "eth0", Source: netip.MustParseAddr("203.0.113.2"), Destination: netip.MustParseAddrPort("10.96.0.10:80")})
+		outcomes, err := k.Trace(kernelmodel.Packet{Protocol: "tcp", In: "eth0", Source: netip.MustParseAddr("203.0.113.2"), Destination: netip.MustParseAddrPort("10.96.0.10:80")})
 		if err != nil {
 			return
 		}

@@ -1,8 +1,3 @@
-// Package iptablesmodel is a model of what is behind the iptables programs: a
-// kernel that takes the input of iptables-restore and computes the fate of a
-// packet. It knows no code of ours, only what the programs and the kernel do, so
-// that tests compare planned rules to their purpose, and tracers show their
-// effect. It rejects what it does not know.
 package iptablesmodel
 
 import (
@@ -13,11 +8,13 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
 
 type chainID struct{ table, name string }
 
-// Kernel holds the tables nat and filter of one IP family. Its methods are not
+// Kernel is a model of the tables nat and filter of one IP family. Its methods are not
 // called concurrently.
 type Kernel struct {
 	// Reject selects lines of input that this kernel rejects. Nil: it takes
@@ -60,8 +57,8 @@ func (k *Kernel) Addresses() []netip.Addr {
 // SetAddresses gives the node's interfaces other addresses.
 func (k *Kernel) SetAddresses(addresses ...netip.Addr) { k.addresses = addresses }
 
-// local reports whether packets to a stay on the node.
-func (k *Kernel) local(a netip.Addr) bool {
+// Local reports whether packets to a stay on the node.
+func (k *Kernel) Local(a netip.Addr) bool {
 	return a.IsLoopback() || slices.Contains(k.addresses, a) || k.Balancer != nil && k.Balancer.Bound(a)
 }
 
@@ -239,14 +236,14 @@ type Balancer interface {
 	// other interfaces.
 	Bound(a netip.Addr) bool
 	// Choose returns the real servers that a new connection may get, one as
-	// probably as another; the zero one stands for a rejection, as do none. Served
+	// probably as another; the zero one means a rejection, as do none. Served
 	// is false where the destination is no virtual server.
-	Choose(p Packet) (reals []netip.AddrPort, served bool)
+	Choose(p kernelmodel.Packet) (reals []netip.AddrPort, served bool)
 	// HasSet reports whether there is an ipset of that name.
 	HasSet(set string) bool
 	// InSet reports whether an ipset has the parts of p that directions name: src or dst
 	// for each of its dimensions.
-	InSet(set string, directions []string, p Packet) (bool, error)
+	InSet(set string, directions []string, p kernelmodel.Packet) (bool, error)
 }
 
 // balance does what the Balancer does to packets that are about to be delivered to the
@@ -268,8 +265,10 @@ func (w *walk) balance(live []*flow) []*flow {
 func (w *walk) choose(f *flow) []*flow {
 	reals, served := w.Balancer.Choose(f.packet)
 	reject := func(f *flow, why string) {
-		f.ended = Rejected
-		f.path = append(f.path, Step{w.Balancer.Name(), f.packet.Destination.String(), why, rejects})
+		f.ended = kernelmodel.Rejected
+		f.path = append(f.path, kernelmodel.Step{
+			Kind: kernelmodel.VirtualServer, Table: w.Balancer.Name(), Chain: f.packet.Destination.String(), Rule: why, Target: kernelmodel.Reject,
+		})
 	}
 	switch {
 	case !served:
@@ -288,7 +287,10 @@ func (w *walk) choose(f *flow) []*flow {
 			continue
 		}
 		x.virtual, x.packet.Destination = f.packet.Destination, real
-		x.path = append(x.path, Step{w.Balancer.Name(), f.packet.Destination.String(), "real server " + real.String(), real.String()})
+		x.path = append(x.path, kernelmodel.Step{
+			Kind: kernelmodel.VirtualServer, Table: w.Balancer.Name(), Chain: f.packet.Destination.String(),
+			Rule: "real server " + real.String(), Target: real.String(), To: real,
+		})
 		out = append(out, x)
 	}
 	return out

@@ -9,11 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 	"github.com/nodeproxy-io/nodeproxy/test/ipvs/modeltest"
 )
 
@@ -50,22 +51,15 @@ func onRealKernel(t *testing.T, test func(l *modeltest.Lab, six bool, variant st
 func TestRandomOnRealKernel(t *testing.T) {
 	const packets = 16
 	sets := map[string]int{"nf_tables": 6, "legacy": 4}
-	seed := rand.Uint64()
-	if text := os.Getenv("NODEPROXY_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("to repeat: NODEPROXY_SEED=%d", seed)
-	fates := map[iptablesmodel.Fate]int{}
+	seed := dataplanetest.Seed(t)
+	fates := map[kernelmodel.Fate]int{}
 	var stream uint64
 	onRealKernel(t, func(l *modeltest.Lab, six bool, variant string) {
 		stream++
 		r := &modeltest.Random{Rand: rand.New(rand.NewPCG(seed, stream)), Six: six, SCTP: l.SCTP()} //nolint:gosec // to be repeated
 		for i := range sets[variant] {
 			r.Chance = i%4 == 3
-			var list, before []iptablesmodel.Packet
+			var list, before []kernelmodel.Packet
 			for range packets {
 				p := r.Packet()
 				list = append(list, p)
@@ -78,8 +72,8 @@ func TestRandomOnRealKernel(t *testing.T) {
 		}
 	})
 	t.Logf("packets by fate: %v", fates)
-	for _, f := range []iptablesmodel.Fate{
-		iptablesmodel.Delivered, iptablesmodel.Rejected, iptablesmodel.Dropped, iptablesmodel.Accepted, iptablesmodel.Passed,
+	for _, f := range []kernelmodel.Fate{
+		kernelmodel.Delivered, kernelmodel.Rejected, kernelmodel.Dropped, kernelmodel.Accepted, kernelmodel.Passed,
 	} {
 		if fates[f] == 0 {
 			t.Errorf("no packet had the fate %s", f)
@@ -88,7 +82,7 @@ func TestRandomOnRealKernel(t *testing.T) {
 }
 
 // compare sends packets through a rule set, and counts what the model predicted.
-func compare(l *modeltest.Lab, six bool, rules string, packets []iptablesmodel.Packet, fates map[iptablesmodel.Fate]int) {
+func compare(l *modeltest.Lab, six bool, rules string, packets []kernelmodel.Packet, fates map[kernelmodel.Fate]int) {
 	l.Helper()
 	k := iptablesmodel.NewKernel(modeltest.Node(six)...)
 	if err := cmp.Or(k.Restore(rules), l.Load(rules)); err != nil {
@@ -129,65 +123,65 @@ func compare(l *modeltest.Lab, six bool, rules string, packets []iptablesmodel.P
 // packets go through the rules one after the other.
 func TestCornersOnRealKernel(t *testing.T) {
 	const ext, eth = "203.0.113.2", "eth0"
-	packet := func(in, from, to, state string) iptablesmodel.Packet {
-		return iptablesmodel.Packet{
+	packet := func(in, from, to, state string) kernelmodel.Packet {
+		return kernelmodel.Packet{
 			Protocol: "udp", In: in, Source: netip.MustParseAddr(from), Destination: netip.MustParseAddrPort(to), State: state, Bridged: in == "cni0",
 		}
 	}
 	for _, c := range []struct {
 		name, rules string
-		packets     []iptablesmodel.Packet
+		packets     []kernelmodel.Packet
 	}{
 		{
 			"translated to where it goes anyway", "*nat\n-A PREROUTING -p udp -j DNAT --to-destination 10.180.0.7:80\n" +
 				"COMMIT\n*filter\n-A FORWARD -m conntrack --ctstate DNAT -j DROP\nCOMMIT\n",
-			[]iptablesmodel.Packet{packet(eth, ext, "10.180.0.7:80", ""), packet(eth, ext, "10.180.0.7:81", ""), packet(eth, ext, "10.180.0.8:80", "")},
+			[]kernelmodel.Packet{packet(eth, ext, "10.180.0.7:80", ""), packet(eth, ext, "10.180.0.7:81", ""), packet(eth, ext, "10.180.0.8:80", "")},
 		},
 		{
 			"any interface", "*filter\n:A - [0:0]\n-A A -i +\n-A A ! -i lo\n-A A ! -i eth+\n-A A -i eth\n" +
 				"-A INPUT -j A\n-A FORWARD -j A\n-A OUTPUT -j A\nCOMMIT\n",
-			[]iptablesmodel.Packet{packet(eth, ext, "10.180.0.7:80", ""), packet("", "192.168.0.2", "10.180.0.7:80", ""), packet("", "192.168.0.2", "10.244.0.1:80", "")},
+			[]kernelmodel.Packet{packet(eth, ext, "10.180.0.7:80", ""), packet("", "192.168.0.2", "10.180.0.7:80", ""), packet("", "192.168.0.2", "10.244.0.1:80", "")},
 		},
 		{
 			"remembered by the same packet", "*filter\n-A FORWARD -m recent --name C --rcheck -j DROP\n-A FORWARD -m recent --name C --set\n" +
 				"-A FORWARD -m recent --name C --rcheck -j REJECT\nCOMMIT\n",
-			[]iptablesmodel.Packet{packet(eth, ext, "10.180.0.7:80", ""), packet(eth, ext, "10.180.0.7:80", ""), packet(eth, "203.0.113.3", "10.180.0.7:80", "")},
+			[]kernelmodel.Packet{packet(eth, ext, "10.180.0.7:80", ""), packet(eth, ext, "10.180.0.7:80", ""), packet(eth, "203.0.113.3", "10.180.0.7:80", "")},
 		},
 		{
 			"remembered by its address before masquerading", "*nat\n-A PREROUTING -m recent --name E --set\n-A POSTROUTING -m recent --name E --rcheck -j MASQUERADE\nCOMMIT\n",
-			[]iptablesmodel.Packet{packet(eth, ext, "10.180.0.7:80", ""), packet("", "192.168.0.2", "10.180.0.7:80", "")},
+			[]kernelmodel.Packet{packet(eth, ext, "10.180.0.7:80", ""), packet("", "192.168.0.2", "10.180.0.7:80", "")},
 		},
 		{
 			"remembered by its address after masquerading", "*nat\n-A POSTROUTING -j MASQUERADE\nCOMMIT\n*filter\n" +
 				"-A OUTPUT -m recent --name F --rcheck -j DROP\n-A INPUT -m recent --name F --set\nCOMMIT\n",
-			[]iptablesmodel.Packet{packet("", "127.0.0.1", "127.0.0.1:80", ""), packet("", "127.0.0.1", "127.0.0.1:80", "")},
+			[]kernelmodel.Packet{packet("", "127.0.0.1", "127.0.0.1:80", ""), packet("", "127.0.0.1", "127.0.0.1:80", "")},
 		},
 		{
 			"marks", "*nat\n-A PREROUTING -j MARK --or-mark 0x4000\n-A PREROUTING -m mark --mark 0x4000 -j MARK --set-xmark 0x8001/0xc000\n" +
 				"-A PREROUTING -m mark --mark 0x8001 -j MARK --xor-mark 0x1\n-A POSTROUTING -m mark --mark 0x8000/0xc001 -j MASQUERADE\nCOMMIT\n" +
 				"*filter\n-A FORWARD -m mark ! --mark 0x8000/0x8000 -j DROP\nCOMMIT\n",
-			[]iptablesmodel.Packet{packet(eth, ext, "10.180.0.7:80", ""), packet("cni0", "10.244.0.5", "10.180.0.7:80", "")},
+			[]kernelmodel.Packet{packet(eth, ext, "10.180.0.7:80", ""), packet("cni0", "10.244.0.5", "10.180.0.7:80", "")},
 		},
 		{
 			"from the node to itself", "*nat\n-A PREROUTING -p udp -j DNAT --to-destination 10.180.0.8:1\n-A OUTPUT -d 10.96.0.1 -p udp -j DNAT --to-destination 10.244.0.1:80\n" +
 				"COMMIT\n*filter\n-A INPUT -i lo -m addrtype --src-type LOCAL -d 10.244.0.1 -j REJECT\nCOMMIT\n",
-			[]iptablesmodel.Packet{
+			[]kernelmodel.Packet{
 				packet("", "192.168.0.2", "10.96.0.1:80", ""), packet("", "192.168.0.2", "192.168.0.2:80", ""), packet("", "127.0.0.1", "127.0.0.1:80", ""),
 			},
 		},
 		{
 			"what ends a chain", "*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\n-A A -p udp -j DNAT --to-destination 10.180.0.8:1\n-A B -d 10.96.0.1 -j RETURN\n" +
 				"-A B -d 10.96.0.2 -j ACCEPT\n-A PREROUTING -s 203.0.113.3 -j RETURN\n-A PREROUTING -j A\n-A PREROUTING\nCOMMIT\n",
-			[]iptablesmodel.Packet{packet(eth, ext, "10.96.0.1:80", ""), packet(eth, ext, "10.96.0.2:80", ""), packet(eth, "203.0.113.3", "10.96.0.1:80", "")},
+			[]kernelmodel.Packet{packet(eth, ext, "10.96.0.1:80", ""), packet(eth, ext, "10.96.0.2:80", ""), packet(eth, "203.0.113.3", "10.96.0.1:80", "")},
 		},
 		{
 			"a connection that exists", "*nat\n-A PREROUTING -p udp -j DNAT --to-destination 10.180.0.8:1\nCOMMIT\n" +
 				"*filter\n-A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT\n-A FORWARD -j DROP\nCOMMIT\n",
-			[]iptablesmodel.Packet{packet(eth, ext, "10.96.0.1:80", "ESTABLISHED"), packet(eth, ext, "10.96.0.1:80", "")},
+			[]kernelmodel.Packet{packet(eth, ext, "10.96.0.1:80", "ESTABLISHED"), packet(eth, ext, "10.96.0.1:80", "")},
 		},
 		{
 			"by a port of a bridge", "*filter\n-A FORWARD -m physdev --physdev-is-in -j REJECT\n-A FORWARD -m physdev ! --physdev-is-in -j DROP\nCOMMIT\n",
-			[]iptablesmodel.Packet{packet("cni0", "10.244.0.5", "10.180.0.7:80", ""), packet(eth, ext, "10.180.0.7:80", "")},
+			[]kernelmodel.Packet{packet("cni0", "10.244.0.5", "10.180.0.7:80", ""), packet(eth, ext, "10.180.0.7:80", "")},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -195,14 +189,14 @@ func TestCornersOnRealKernel(t *testing.T) {
 				t.Skip("needs root: run sudo make test")
 			}
 			l := modeltest.NewLab(t, false, "")
-			var before []iptablesmodel.Packet
+			var before []kernelmodel.Packet
 			for _, p := range c.packets {
 				if p.State == "ESTABLISHED" {
 					before = append(before, p)
 				}
 			}
 			l.Establish(before...)
-			compare(l, false, modeltest.Tag(c.rules), c.packets, map[iptablesmodel.Fate]int{})
+			compare(l, false, modeltest.Tag(c.rules), c.packets, map[kernelmodel.Fate]int{})
 		})
 	}
 }
@@ -224,7 +218,7 @@ func TestChanceOnRealKernel(t *testing.T) {
 	if err := cmp.Or(k.Restore(rules), l.Load(modeltest.Tag(rules))); err != nil {
 		t.Fatal(err)
 	}
-	p := iptablesmodel.Packet{
+	p := kernelmodel.Packet{
 		Protocol: "udp", In: "eth0", Source: netip.MustParseAddr("203.0.113.2"), Destination: netip.MustParseAddrPort("10.96.0.1:80"),
 	}
 	outcomes, err := k.Trace(p)
@@ -236,7 +230,7 @@ func TestChanceOnRealKernel(t *testing.T) {
 		o := &outcomes[i]
 		n, want := got[o.Endpoint.Port()], packets*o.Share
 		if off := math.Abs(float64(n) - want); off > 5*math.Sqrt(want*(1-o.Share)) {
-			t.Errorf("%s %s: %d of %d packets, the model says %.0f", o.Fate, o.Endpoint, n, packets, want)
+			t.Errorf("%s %s: %d of %d packets, the model predicts %.0f", o.Fate, o.Endpoint, n, packets, want)
 		}
 		total += n
 	}

@@ -5,12 +5,14 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
 
-// trace tells what becomes of a TCP packet.
+// trace reports what becomes of a TCP packet.
 func trace(t *testing.T, k *Kernel, in, source, destination string) string {
 	t.Helper()
-	outcomes, err := k.Trace(Packet{
+	outcomes, err := k.Trace(kernelmodel.Packet{
 		Protocol: "tcp", In: in, Source: netip.MustParseAddr(source), Destination: netip.MustParseAddrPort(destination),
 	})
 	if err != nil {
@@ -30,7 +32,7 @@ func trace(t *testing.T, k *Kernel, in, source, destination string) string {
 	return strings.Join(out, ", ")
 }
 
-// TestTrace holds small rule sets whose effect can be told without this package.
+// TestTrace holds small rule sets whose effect can be determined without this package.
 func TestTrace(t *testing.T) {
 	const (
 		pod, ext = "10.0.0.2", "203.0.113.2"
@@ -100,8 +102,8 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestUnknownIsRefused: what cannot be evaluated is not taken.
-func TestUnknownIsRefused(t *testing.T) {
+// TestUnknownIsRejected: what cannot be evaluated is not taken.
+func TestUnknownIsRejected(t *testing.T) {
 	for _, rule := range []string{
 		"-m set --match-set a src -j DROP",
 		"-m tcp --dport 80 -j DROP",

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
 
 const (
@@ -31,12 +33,9 @@ const (
 )
 
 var targets = map[string]verdict{
-	"RETURN": goBack, "MARK": setMark, "ACCEPT": accept, "DROP": drop, rejects: reject,
-	"DNAT": translate, "MASQUERADE": masquerade,
+	kernelmodel.Return: goBack, "MARK": setMark, kernelmodel.Accept: accept, kernelmodel.Drop: drop, kernelmodel.Reject: reject,
+	kernelmodel.Translate: translate, kernelmodel.Masquerade: masquerade,
 }
-
-// rejects is the target of a virtual server without real servers, too.
-const rejects = "REJECT"
 
 type rule struct {
 	text    string

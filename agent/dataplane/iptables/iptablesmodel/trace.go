@@ -7,81 +7,15 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
-
-// Packet is a packet that arrives at the node or leaves a process on it.
-type Packet struct {
-	// Protocol is tcp, udp or sctp.
-	Protocol string
-	Source   netip.Addr
-	// In is the ingress interface. Empty: a process on the
-	// node itself has sent it.
-	In          string
-	Destination netip.AddrPort
-	// State is its conntrack state. Empty: NEW.
-	State string
-	// Bridged: it has come by a port of a bridge.
-	Bridged bool
-}
-
-// Fate is how a packet ends.
-type Fate string
-
-// Fates of packets.
-const (
-	// Delivered: the destination was translated to an endpoint.
-	Delivered Fate = "DELIVERED"
-	// Rejected: discarded with an answer.
-	Rejected Fate = "REJECT"
-	// Dropped: discarded without an answer.
-	Dropped Fate = "DROP"
-	// Accepted: not translated, and a rule lets it pass.
-	Accepted Fate = "ACCEPT"
-	// Passed: no rule matches it.
-	Passed Fate = "PASS"
-)
-
-// Step is a rule that a packet has met, or a virtual server.
-type Step struct {
-	// Table is nat, filter or, of a virtual server, the Balancer's name.
-	Table string `json:"table"`
-	// Chain is the rule's, or the virtual server's address.
-	Chain string `json:"chain"`
-	// Rule is as it was written, without "-A" and the chain.
-	Rule string `json:"rule"`
-	// Target is where the packet goes on: a chain, or what ends its way through
-	// the table, such as DNAT. Empty: at the next rule.
-	Target string `json:"target,omitempty"`
-}
-
-// Balanced reports whether the step is a virtual server.
-func (s Step) Balanced() bool { return builtIn[s.Table] == nil }
-
-func (s Step) String() string { return s.Table + " " + s.Chain + " " + s.Rule }
-
-// Outcome is one of the possible outcomes of a packet.
-type Outcome struct {
-	Fate Fate
-	// Endpoint is the new destination, if Delivered.
-	Endpoint netip.AddrPort
-	// Masqueraded: its source becomes an address of the node.
-	Masqueraded bool
-	// Share is how probable the outcome is, 0 to 1.
-	Share float64
-	// Path are the rules that matched, in order.
-	Path []Step
-
-	entered []seenKey // what it is remembered by
-	// virtual is the destination before the Balancer translated it, if it did.
-	virtual netip.AddrPort
-}
 
 // Trace returns the possible outcomes of a packet, sorted by endpoint. It does not change the
 // kernel.
-func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
-	if !slices.Contains([]string{"tcp", "udp", "sctp"}, p.Protocol) || !p.Source.IsValid() || !p.Destination.IsValid() ||
-		p.Source.BitLen() != p.Destination.Addr().BitLen() {
-		return nil, fmt.Errorf("no packet that can be traced: %+v", p)
+func (k *Kernel) Trace(p kernelmodel.Packet) ([]kernelmodel.Outcome, error) {
+	if err := p.Check(); err != nil {
+		return nil, err
 	}
 	if n := len(k.chains[chainID{"nat", "INPUT"}]); n > 0 {
 		return nil, fmt.Errorf("%d rules in INPUT of nat, which is not modeled", n)
@@ -95,7 +29,7 @@ func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 		live = w.filter("OUTPUT", live)
 		live = w.nat("POSTROUTING", live)
 		// Of what it balances, what goes to the node itself stays on its way.
-		stays := func(f *flow) bool { return k.staysHere(f) && (!f.virtual.IsValid() || k.local(f.virtual.Addr())) }
+		stays := func(f *flow) bool { return k.staysHere(f) && (!f.virtual.IsValid() || k.Local(f.virtual.Addr())) }
 		live = w.where(live, stays, func(f []*flow) []*flow {
 			for _, x := range f {
 				x.packet.In = "lo"
@@ -108,13 +42,18 @@ func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 		forwarded := func(f *flow) bool { return k.goesOn(f) && !f.virtual.IsValid() }
 		live = w.where(live, k.staysHere, func(f []*flow) []*flow { return w.balance(w.filter("INPUT", f)) })
 		live = w.where(live, forwarded, func(f []*flow) []*flow { return w.nat("POSTROUTING", w.filter("FORWARD", f)) })
-		// What it balances leaves as the node's own packets, which enter by no interface.
+		// What it balances leaves as the node's own packets, for which OUTPUT sees no
+		// interface by which they entered. POSTROUTING still does.
 		live = w.where(live, func(f *flow) bool { return k.goesOn(f) && f.virtual.IsValid() },
 			func(f []*flow) []*flow {
 				for _, x := range f {
 					x.packet.In = ""
 				}
-				return w.nat("POSTROUTING", w.filter("OUTPUT", f))
+				f = w.filter("OUTPUT", f)
+				for _, x := range f {
+					x.packet.In = p.In
+				}
+				return w.nat("POSTROUTING", f)
 			})
 	}
 	if w.err != nil {
@@ -123,13 +62,14 @@ func (k *Kernel) Trace(p Packet) ([]Outcome, error) {
 	return merge(live), nil
 }
 
-func (k *Kernel) staysHere(f *flow) bool { return k.local(f.packet.Destination.Addr()) }
+func (k *Kernel) staysHere(f *flow) bool { return k.Local(f.packet.Destination.Addr()) }
 func (k *Kernel) goesOn(f *flow) bool    { return !k.staysHere(f) }
 
 // Remember lets the kernel take a new connection with this outcome: lists of
 // recent clients are brought up to date.
-func (k *Kernel) Remember(o Outcome) {
-	for _, key := range o.entered {
+func (k *Kernel) Remember(o kernelmodel.Outcome) {
+	entered, _ := o.Effects.([]seenKey) // nothing if it is not ours
+	for _, key := range entered {
 		k.seen[key] = k.now
 	}
 }
@@ -145,17 +85,17 @@ type seenKey struct {
 
 // flow is a packet on its way, with one of the ways that chance may take.
 type flow struct {
-	packet   Packet
+	packet   kernelmodel.Packet
 	mark     uint32
 	dnat     bool           // a rule chose the destination
 	moved    bool           // and it was another one: the kernel's state DNAT
 	virtual  netip.AddrPort // destination before the Balancer translated it
 	masq     bool
-	ended    Fate // Rejected or Dropped
+	ended    kernelmodel.Fate // Rejected or Dropped
 	accepted bool
 	share    float64
 	entered  []seenKey
-	path     []Step
+	path     []kernelmodel.Step
 }
 
 func (f *flow) clone() *flow {
@@ -243,7 +183,7 @@ func (w *walk) chain(id chainID, from int, f *flow, depth int) []end {
 		if _, ok := r.matches["--set"]; ok {
 			taken.entered = append(taken.entered, seenKey{r.matches["--name"].value, taken.packet.Source})
 		}
-		taken.path = append(taken.path, Step{Table: id.table, Chain: id.name, Rule: r.text, Target: r.leadsTo()})
+		taken.path = append(taken.path, kernelmodel.Step{Table: id.table, Chain: id.name, Rule: r.text, Target: r.leadsTo(), To: r.endpoint})
 		if r.verdict == goBack {
 			out = append(out, end{flow: taken})
 			if taken == f {
@@ -270,7 +210,7 @@ func (w *walk) chain(id chainID, from int, f *flow, depth int) []end {
 	return append(out, end{flow: f})
 }
 
-// act does what the target of a rule says.
+// act applies the target of a rule.
 func (w *walk) act(id chainID, r *rule, f *flow, depth int) []end {
 	decided := func(allowed string) []end {
 		if id.table != allowed {
@@ -288,10 +228,10 @@ func (w *walk) act(id chainID, r *rule, f *flow, depth int) []end {
 		f.accepted = f.accepted || id.table == "filter"
 		return []end{{flow: f, decided: true}}
 	case drop:
-		f.ended = Dropped
+		f.ended = kernelmodel.Dropped
 		return decided("filter")
 	case reject:
-		f.ended = Rejected
+		f.ended = kernelmodel.Rejected
 		return decided("filter")
 	case translate:
 		if r.endpoint.Addr().BitLen() != f.packet.Source.BitLen() {
@@ -341,9 +281,9 @@ func (w *walk) holds(option string, m *match, r *rule, f *flow) bool {
 	case "--mark":
 		is = uint64(f.mark&m.mask) == m.number
 	case "--src-type":
-		is = w.local(p.Source)
+		is = w.Local(p.Source)
 	case "--dst-type":
-		is = w.local(p.Destination.Addr())
+		is = w.Local(p.Destination.Addr())
 	case "--rcheck":
 		key := seenKey{r.matches["--name"].value, p.Source}
 		last, ok := w.seen[key]
@@ -367,29 +307,21 @@ func (w *walk) holds(option string, m *match, r *rule, f *flow) bool {
 }
 
 // merge joins flows that end alike, by the same virtual server or by none.
-func merge(flows []*flow) []Outcome {
-	var out []Outcome
+func merge(flows []*flow) []kernelmodel.Outcome {
+	var out []kernelmodel.Outcome
 	for _, f := range flows {
-		o := Outcome{Fate: f.ended, Masqueraded: f.masq, Share: f.share, Path: f.path, entered: f.entered, virtual: f.virtual}
+		o := kernelmodel.Outcome{Fate: f.ended, Masqueraded: f.masq, Share: f.share, Path: f.path, Effects: f.entered, Virtual: f.virtual}
 		switch {
 		case f.ended != "":
 			o.Masqueraded = false
 		case f.dnat || f.virtual.IsValid():
-			o.Fate, o.Endpoint = Delivered, f.packet.Destination
+			o.Fate, o.Endpoint = kernelmodel.Delivered, f.packet.Destination
 		case f.accepted:
-			o.Fate = Accepted
+			o.Fate = kernelmodel.Accepted
 		default:
-			o.Fate = Passed
-		}
-		i := slices.IndexFunc(out, func(x Outcome) bool {
-			return x.Fate == o.Fate && x.Endpoint == o.Endpoint && x.Masqueraded == o.Masqueraded && x.virtual == o.virtual
-		})
-		if i >= 0 {
-			out[i].Share += o.Share
-			continue
+			o.Fate = kernelmodel.Passed
 		}
 		out = append(out, o)
 	}
-	slices.SortFunc(out, func(a, b Outcome) int { return a.Endpoint.Compare(b.Endpoint) })
-	return out
+	return kernelmodel.Merge(out)
 }

@@ -1,6 +1,3 @@
-// Package ipvsmodel is a model of a kernel with IPVS: virtual servers, the device
-// kube-ipvs0, ipsets, connections, and the fate of packets on their way through
-// them and the rules of package iptablesmodel. It rejects what the kernel rejects.
 package ipvsmodel
 
 import (
@@ -9,7 +6,6 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -49,7 +45,10 @@ var _ ipvs.Kernel = (*Kernel)(nil)
 type server struct {
 	ipvs.Server
 	reals map[netip.AddrPort]*ipvs.Real
-	last  netip.AddrPort // the real server of the last connection
+	// drained are the real servers whose weight became 0, with which the scheduler mh
+	// still reckons.
+	drained map[netip.AddrPort]bool
+	last    netip.AddrPort // the real server of the last connection
 	// templates map persistent clients to real servers.
 	templates map[netip.Addr]template
 }
@@ -153,12 +152,12 @@ func (k *Kernel) Reals(key ipvs.Key) (map[netip.AddrPort]ipvs.Real, error) {
 func (k *Kernel) AddServer(key ipvs.Key, want ipvs.Server) error {
 	return k.call(Call{Method: "AddServer", Key: key, Server: want}, func() error {
 		if k.servers[key] != nil {
-			return fmt.Errorf("virtual server %s: %w", keyText(key), fs.ErrExist)
+			return fmt.Errorf("virtual server %s: %w", key, fs.ErrExist)
 		}
 		if err := k.checkServer(key, want); err != nil {
 			return err
 		}
-		k.servers[key] = &server{Server: want, reals: map[netip.AddrPort]*ipvs.Real{}, templates: map[netip.Addr]template{}}
+		k.servers[key] = &server{Server: want, reals: map[netip.AddrPort]*ipvs.Real{}, drained: map[netip.AddrPort]bool{}, templates: map[netip.Addr]template{}}
 		return nil
 	})
 }
@@ -166,9 +165,9 @@ func (k *Kernel) AddServer(key ipvs.Key, want ipvs.Server) error {
 func (k *Kernel) checkServer(key ipvs.Key, want ipvs.Server) error {
 	switch {
 	case !k.family.Of(key.Addr) || key.Port == 0 || key.Protocol == "":
-		return fmt.Errorf("virtual server %s: not one of %s", keyText(key), k.family)
+		return fmt.Errorf("virtual server %s: not one of %s", key, k.family)
 	case (want.Timeout > 0) != (want.Flags&ipvs.FlagPersistent > 0):
-		return fmt.Errorf("virtual server %s: timeout %d with flags %#x", keyText(key), want.Timeout, uint32(want.Flags))
+		return fmt.Errorf("virtual server %s: timeout %d with flags %#x", key, want.Timeout, uint32(want.Flags))
 	}
 	return k.hasScheduler(want.Scheduler)
 }
@@ -178,7 +177,7 @@ func (k *Kernel) ChangeServer(key ipvs.Key, want ipvs.Server) error {
 	return k.call(Call{Method: "ChangeServer", Key: key, Server: want}, func() error {
 		s := k.servers[key]
 		if s == nil {
-			return fmt.Errorf("virtual server %s: %w", keyText(key), fs.ErrNotExist)
+			return fmt.Errorf("virtual server %s: %w", key, fs.ErrNotExist)
 		}
 		if err := k.checkServer(key, want); err != nil {
 			return err
@@ -202,11 +201,11 @@ func (k *Kernel) AddReal(key ipvs.Key, real netip.AddrPort, weight int) error {
 		s := k.servers[key]
 		switch {
 		case s == nil:
-			return fmt.Errorf("virtual server %s: %w", keyText(key), fs.ErrNotExist)
+			return fmt.Errorf("virtual server %s: %w", key, fs.ErrNotExist)
 		case s.reals[real] != nil:
-			return fmt.Errorf("real server %s of %s: %w", real, keyText(key), fs.ErrExist)
+			return fmt.Errorf("real server %s of %s: %w", real, key, fs.ErrExist)
 		case !k.family.Of(real.Addr()) || real.Port() == 0:
-			return fmt.Errorf("real server %s of %s: not one of %s", real, keyText(key), k.family)
+			return fmt.Errorf("real server %s of %s: not one of %s", real, key, k.family)
 		}
 		s.reals[real] = &ipvs.Real{Weight: weight}
 		return nil
@@ -216,10 +215,12 @@ func (k *Kernel) AddReal(key ipvs.Key, real netip.AddrPort, weight int) error {
 // ChangeReal implements ipvs.Kernel.
 func (k *Kernel) ChangeReal(key ipvs.Key, real netip.AddrPort, weight int) error {
 	return k.call(Call{Method: "ChangeReal", Key: key, Real: real, Weight: weight}, func() error {
-		if s := k.servers[key]; s == nil || s.reals[real] == nil {
-			return fmt.Errorf("real server %s of %s: %w", real, keyText(key), fs.ErrNotExist)
+		s := k.servers[key]
+		if s == nil || s.reals[real] == nil {
+			return fmt.Errorf("real server %s of %s: %w", real, key, fs.ErrNotExist)
 		}
-		r := k.servers[key].reals[real]
+		r := s.reals[real]
+		s.drained[real] = weight == 0 && (r.Weight > 0 || s.drained[real])
 		r.Weight, r.Forwarding = weight, 0
 		return nil
 	})
@@ -230,6 +231,7 @@ func (k *Kernel) DeleteReal(key ipvs.Key, real netip.AddrPort) error {
 	return k.call(Call{Method: "DeleteReal", Key: key, Real: real}, func() error {
 		if s := k.servers[key]; s != nil {
 			delete(s.reals, real)
+			delete(s.drained, real)
 		}
 		return nil
 	})
@@ -291,9 +293,4 @@ func (k *Kernel) SetSysctl(name, value string) error {
 	}
 	k.sysctls[name] = value
 	return nil
-}
-
-// keyText is a virtual server as an ipset's entry.
-func keyText(k ipvs.Key) string {
-	return fmt.Sprintf("%s,%s:%d", k.Addr, strings.ToLower(string(k.Protocol)), k.Port)
 }

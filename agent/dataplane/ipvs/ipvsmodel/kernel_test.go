@@ -12,9 +12,9 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest/ipvstest"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs/ipvsmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -46,11 +46,11 @@ func connects(t *testing.T, k *ipvstest.Kernel, source netip.Addr, n int) string
 	t.Helper()
 	var out []string
 	for range n {
-		o, err := k.Connect(iptablesmodel.Packet{Protocol: "tcp", In: "eth0", Source: source, Destination: netip.AddrPortFrom(vip, 80)})
+		o, err := k.Connect(kernelmodel.Packet{Protocol: "tcp", In: "eth0", Source: source, Destination: netip.AddrPortFrom(vip, 80)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if o.Fate != iptablesmodel.Delivered {
+		if o.Fate != kernelmodel.Delivered {
 			out = append(out, string(o.Fate))
 			continue
 		}
@@ -104,7 +104,7 @@ func TestPersistence(t *testing.T) {
 	}
 }
 
-// Unless a sysctl says otherwise clients stay with a real server of weight 0.
+// Unless a sysctl changes that, clients stay with a real server of weight 0.
 func TestPersistenceWithoutWeight(t *testing.T) {
 	k := newKernel(t, ipvs.Server{Scheduler: "rr", Flags: ipvs.FlagPersistent, Timeout: 60})
 	first := connects(t, k, outside, 1)
@@ -118,9 +118,9 @@ func TestPersistenceWithoutWeight(t *testing.T) {
 }
 
 // IPVS forgets a client that was rejected.
-func TestRefusalEndsPersistence(t *testing.T) {
+func TestRejectionEndsPersistence(t *testing.T) {
 	k := newKernel(t, ipvs.Server{Scheduler: "rr", Flags: ipvs.FlagPersistent, Timeout: 60})
-	p := iptablesmodel.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
+	p := kernelmodel.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
 	for _, c := range []struct {
 		got  netip.AddrPort
 		want []netip.AddrPort
@@ -136,11 +136,11 @@ func TestRefusalEndsPersistence(t *testing.T) {
 // The schedulers that choose by an address reject those who get a real server of weight 0.
 func TestHashingWithoutWeight(t *testing.T) {
 	for scheduler, want := range map[string]string{
-		"rr": "DELIVERED 1.00", "mh": "DELIVERED 1.00", "sh": "REJECT 0.50 DELIVERED 0.50", "dh": "REJECT 0.50 DELIVERED 0.50",
+		"rr": "DELIVERED 1.00", "mh": "REJECT 0.50 DELIVERED 0.50", "sh": "REJECT 0.50 DELIVERED 0.50", "dh": "REJECT 0.50 DELIVERED 0.50",
 	} {
 		k := newKernel(t, ipvs.Server{Scheduler: scheduler})
 		must(t, k.ChangeReal(web, realA, 0))
-		outcomes, err := k.Tables.Trace(iptablesmodel.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)})
+		outcomes, err := k.Tables.Trace(kernelmodel.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)})
 		must(t, err)
 		var got []string
 		for _, o := range outcomes {
@@ -152,8 +152,8 @@ func TestHashingWithoutWeight(t *testing.T) {
 	}
 }
 
-// TestRefusals: what the kernel does not take.
-func TestRefusals(t *testing.T) {
+// TestRejections: what the kernel does not take.
+func TestRejections(t *testing.T) {
 	k := newKernel(t, ipvs.Server{Scheduler: "rr"})
 	other := ipvs.Key{Addr: vip, Port: 81, Protocol: v1alpha1.ProtocolTCP}
 	var scheduler *ipvs.SchedulerError
@@ -187,7 +187,7 @@ func TestRefusals(t *testing.T) {
 
 // TestSets: how ipsets of each type take entries and find packets.
 func TestSets(t *testing.T) {
-	packet := iptablesmodel.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
+	packet := kernelmodel.Packet{Protocol: "tcp", In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
 	for _, c := range []struct {
 		kind       ipvs.SetType
 		entry      ipvs.Entry
@@ -221,7 +221,7 @@ func TestPortsOfSCTP(t *testing.T) {
 	k := ipvstest.New(dataplane.IPv4)
 	must(t, k.ChangeSets([]ipvs.SetChange{{Name: "S", Type: ipvs.BitmapPort, Create: true, Add: []ipvs.Entry{"80"}}}))
 	for protocol, want := range map[string]bool{"tcp": true, "udp": true, "sctp": false} {
-		packet := iptablesmodel.Packet{Protocol: protocol, In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
+		packet := kernelmodel.Packet{Protocol: protocol, In: "eth0", Source: outside, Destination: netip.AddrPortFrom(vip, 80)}
 		if in, err := k.Tables.Balancer.InSet("S", []string{"dst"}, packet); err != nil || in != want {
 			t.Errorf("%s: %t, %v", protocol, in, err)
 		}

@@ -9,8 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 )
 
 // set is an ipset.
@@ -93,9 +94,6 @@ func (k *Kernel) DeleteSets(names []ipvs.SetName) error {
 	return errors.Join(failed...)
 }
 
-// protocols are those that entries of the mode have.
-var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132}
-
 // parseEntry reads an entry. It rejects what the kernel would return differently.
 func (k *Kernel) parseEntry(kind ipvs.SetType, text ipvs.Entry) (ipvs.Element, error) {
 	e, err := ipvs.ParseElement(kind, text)
@@ -111,7 +109,7 @@ func (k *Kernel) parseEntry(kind ipvs.SetType, text ipvs.Entry) (ipvs.Element, e
 		return e, fmt.Errorf("it would be printed as %s", printed)
 	case e.Addr.IsValid() && !k.family.Of(e.Addr) || network && !k.family.Of(e.Second.Addr()):
 		return e, fmt.Errorf("not of %s", k.family)
-	case e.Protocol != 0 && !slices.Contains(slices.Collect(maps.Values(protocols)), e.Protocol):
+	case e.Protocol != 0 && dataplane.ProtocolOf(e.Protocol) == "":
 		return e, fmt.Errorf("protocol %d", e.Protocol)
 	case network && e.Second.Bits() == 0:
 		return e, errors.New("the value of the CIDR parameter of the IP address is invalid")
@@ -120,7 +118,7 @@ func (k *Kernel) parseEntry(kind ipvs.SetType, text ipvs.Entry) (ipvs.Element, e
 }
 
 // inSet reports whether an ipset has the parts of a packet that directions name.
-func (k *Kernel) inSet(name string, directions []string, p iptablesmodel.Packet) (bool, error) {
+func (k *Kernel) inSet(name string, directions []string, p kernelmodel.Packet) (bool, error) {
 	s := k.sets[ipvs.SetName(name)]
 	if s == nil {
 		return false, fmt.Errorf("no ipset %s", name)
@@ -141,7 +139,7 @@ func (k *Kernel) inSet(name string, directions []string, p iptablesmodel.Packet)
 		}
 		return p.Destination.Addr()
 	}
-	e := ipvs.Element{Addr: address(0), Protocol: protocols[p.Protocol], Port: p.Destination.Port()}
+	e := ipvs.Element{Addr: address(0), Protocol: dataplane.ProtocolNumber(keyOf(p).Protocol), Port: p.Destination.Port()}
 	switch s.kind {
 	case ipvs.BitmapPort:
 		// The kernel looks up ports of TCP and UDP only in a set of this type.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -42,14 +43,14 @@ func (p packets) HasSet(name string) bool {
 }
 
 // InSet implements iptablesmodel.Balancer.
-func (p packets) InSet(name string, directions []string, packet iptablesmodel.Packet) (bool, error) {
+func (p packets) InSet(name string, directions []string, packet kernelmodel.Packet) (bool, error) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	return p.k.inSet(name, directions, packet)
 }
 
 // Choose implements iptablesmodel.Balancer.
-func (p packets) Choose(packet iptablesmodel.Packet) ([]netip.AddrPort, bool) {
+func (p packets) Choose(packet kernelmodel.Packet) ([]netip.AddrPort, bool) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	s := p.k.servers[keyOf(packet)]
@@ -60,13 +61,14 @@ func (p packets) Choose(packet iptablesmodel.Packet) ([]netip.AddrPort, bool) {
 }
 
 // hashing are the schedulers that choose by an address alone, among all real servers.
-// A connection that gets one of weight 0 is rejected.
+// A connection that gets one of weight 0 is rejected, as with mh where the real
+// server had a weight before.
 var hashing = []string{"sh", "dh"}
 
 // candidates returns the real servers that a new connection of a client may get: the
 // previous one of a persistent client, else all with weight, and the zero one if the
 // scheduler may choose one without. One without weight retains its clients unless a
-// sysctl says otherwise.
+// sysctl changes that.
 func (k *Kernel) candidates(s *server, client netip.Addr) []netip.AddrPort {
 	if t, found := s.templates[client]; found && s.Flags&ipvs.FlagPersistent != 0 && k.now < t.expires {
 		quiescent, _ := strconv.Atoi(k.sysctls["net/ipv4/vs/expire_quiescent_template"]) // none: 0
@@ -79,7 +81,7 @@ func (k *Kernel) candidates(s *server, client netip.Addr) []netip.AddrPort {
 		switch {
 		case r.Weight > 0:
 			out = append(out, a)
-		case slices.Contains(hashing, s.Scheduler):
+		case slices.Contains(hashing, s.Scheduler), s.Scheduler == "mh" && s.drained[a]:
 			out = append(out, netip.AddrPort{})
 		}
 	}
@@ -87,24 +89,24 @@ func (k *Kernel) candidates(s *server, client netip.Addr) []netip.AddrPort {
 	return out
 }
 
-func keyOf(p iptablesmodel.Packet) ipvs.Key {
+func keyOf(p kernelmodel.Packet) ipvs.Key {
 	return ipvs.Key{Addr: p.Destination.Addr(), Port: p.Destination.Port(), Protocol: v1alpha1.Protocol(strings.ToUpper(p.Protocol))}
 }
 
 // Connect sends the first packet of a connection and returns its outcome. Of several
 // real servers it gets the next one, as with the scheduler rr. The real server then
 // has one active connection more.
-func (k *Kernel) Connect(p iptablesmodel.Packet) (iptablesmodel.Outcome, error) {
+func (k *Kernel) Connect(p kernelmodel.Packet) (kernelmodel.Outcome, error) {
 	outcomes, err := k.Tables.Trace(p)
 	if err != nil {
-		return iptablesmodel.Outcome{}, err
+		return kernelmodel.Outcome{}, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s := k.servers[keyOf(p)]
-	if s == nil || outcomes[0].Fate != iptablesmodel.Delivered {
+	if s == nil || outcomes[0].Fate != kernelmodel.Delivered {
 		if len(outcomes) > 1 {
-			return iptablesmodel.Outcome{}, fmt.Errorf("the rules have several outcomes for %+v", p)
+			return kernelmodel.Outcome{}, fmt.Errorf("the rules have several outcomes for %+v", p)
 		}
 		return outcomes[0], nil
 	}
@@ -156,7 +158,7 @@ func (k *Kernel) setReal(key ipvs.Key, real netip.AddrPort, set func(*ipvs.Real)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if s := k.servers[key]; s == nil || s.reals[real] == nil {
-		return fmt.Errorf("no real server %s of %s", real, keyText(key))
+		return fmt.Errorf("no real server %s of %s", real, key)
 	}
 	set(k.servers[key].reals[real])
 	return nil

@@ -20,8 +20,8 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // role is the ClusterRole that permits reading a kind.
@@ -205,7 +205,7 @@ func (r *Reader) Unrendered(ctx context.Context, name dataplane.ServiceName, nod
 	if why := Ineligible(service); why != "" {
 		return fmt.Errorf("the Service %s is not proxied: %s", name, why)
 	}
-	return fmt.Errorf("the Service %s has no ServiceProxyRules: the controller has not rendered it; if it rejected it, kubectl get events -n %s --field-selector involvedObject.name=%s shows why%s",
+	return fmt.Errorf("the Service %s has no ServiceProxyRules: the controller has not rendered it; if it cannot, kubectl get events -n %s --field-selector involvedObject.name=%s shows why%s",
 		name, name.Namespace, name.Name, retained(node))
 }
 
@@ -233,5 +233,5 @@ func retained(node *v1alpha1.NodeProxyRules) string {
 		return ""
 	}
 	return fmt.Sprintf("; but node %s retains the rules of %s whose objects have vanished, and may still serve it: see Programmed in kubectl describe nodeproxyrules %s",
-		node.Name, output.Plural(int(node.Status.Retained), "Service"), node.Name)
+		node.Name, text.Count(int(node.Status.Retained), "Service"), node.Name)
 }

@@ -8,9 +8,11 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // maxMessage is how much of a condition's message is quoted.
@@ -48,7 +50,7 @@ func (o *Objects) Notes(node *v1alpha1.NodeProxyRules, mode v1alpha1.ProxyMode) 
 		note("the node runs mode %s, but its settings specify %s", status.Mode, mode)
 	}
 	if status.Retained > 0 {
-		note("the node retains the rules of %s whose objects have vanished: these are not shown here", output.Plural(int(status.Retained), "Service"))
+		note("the node retains the rules of %s whose objects have vanished: these are not shown here", text.Count(int(status.Retained), "Service"))
 	}
 	for _, text := range []string{o.Lags(node), o.inventoryDiffers()} {
 		if text != "" {
@@ -69,21 +71,17 @@ func TooOld(node *v1alpha1.NodeProxyRules) string {
 	if len(a.KnownFormats()) > 1 {
 		formats = "the formats " + output.Join(a.KnownFormats())
 	}
-	return fmt.Sprintf("the agent %s of node %s is too old for its NodeProxyRules: they have format %d, but it supports only %s; the node keeps its previous rules",
+	return fmt.Sprintf("the agent %s of node %s is too old for its NodeProxyRules: they have format %d, but it supports only %s; the node retains its previous rules",
 		cmp.Or(a.Version, "(of an unknown release)"), node.Name, node.Spec.FormatVersion, formats)
 }
 
 // Audits reports whether a node has enforcement Audit.
 func Audits(node *v1alpha1.NodeProxyRules) bool {
-	e := node.Spec.Settings.Enforcement
-	return e != nil && *e == v1alpha1.Audit
+	return ptr.Deref(node.Spec.Settings.Enforcement, "") == v1alpha1.Audit
 }
-
-// unmaintained is how an agent with enforcement Audit reports that no proxy runs on its node.
-const unmaintained = "no program maintains the rules"
 
 // Unmaintained reports whether no proxy maintains the rules of a node with enforcement Audit.
 func Unmaintained(node *v1alpha1.NodeProxyRules) bool {
 	c := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionProgrammed)
-	return c != nil && Audits(node) && strings.Contains(c.Message, unmaintained)
+	return c != nil && Audits(node) && strings.Contains(c.Message, v1alpha1.MessageUnmaintained)
 }

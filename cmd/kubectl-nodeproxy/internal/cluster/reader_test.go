@@ -29,14 +29,14 @@ func served(t *testing.T, services int, forbidden string) *Reader {
 // readerOf is a reader of a state in these files.
 func readerOf(t *testing.T, files map[string]string) *Reader {
 	t.Helper()
-	folder := t.TempDir()
+	directory := t.TempDir()
 	files["now"] = "2026-11-22T12:00:00Z"
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(directory, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	state, err := recorded.Load(folder)
+	state, err := recorded.Load(directory)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -89,13 +89,13 @@ func newStatus(p *program) *cobra.Command {
 		Short: "Summarize the cluster: counts and problems",
 		Long: `Summarize the cluster: whether nodeproxy is enabled, its versions, the nodes by state,
 and problems of the controller, the nodes, rollouts and connection tracking, with the
-Services that the controller or a node rejects or retains.
+Services that are not rendered, or that a node rejects or retains.
 
 status does not read Services and their rules. doctor does, and finds out which nodes lag
 and whether they have the IP families that Services need.
 
-The exit code is 0 if everything is healthy, 1 for findings, incomplete rollouts, rejected
-Services or skipped checks, and 2 for errors.`,
+The exit code is 0 if everything is healthy, 1 for findings, incomplete rollouts, Services
+that are not rendered or skipped checks, and 2 for errors.`,
 		Example: `  # Is everything healthy?
   kubectl nodeproxy status
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // program is what the commands share.
@@ -81,6 +82,6 @@ func arguments(least, most int, what string) cobra.PositionalArgs {
 		if len(args) >= least && len(args) <= most {
 			return nil
 		}
-		return fmt.Errorf("%s takes %s, but got %s: kubectl nodeproxy %s", cmd.Name(), what, output.Plural(len(args), "argument"), cmd.Use)
+		return fmt.Errorf("%s takes %s, but got %s: kubectl nodeproxy %s", cmd.Name(), what, text.Count(len(args), "argument"), cmd.Use)
 	}
 }

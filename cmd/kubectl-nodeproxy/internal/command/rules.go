@@ -20,7 +20,7 @@ func newRules(p *program) *cobra.Command {
 		Short: "Show the desired rules of a node",
 		Long: `Show the desired rules of a node, as its agent computes them: each port of each Service
 with its addresses, its traffic policies and the endpoints that this node uses. Lines that
-begin with ! say why the node itself may differ.
+begin with ! explain why the node itself may differ.
 
 With --service, show one Service in full, with each of its endpoints and why this node uses
 it or not.`,

@@ -85,8 +85,5 @@ func (p *program) trace(cmd *cobra.Command, q trace.Question) (output.Report, er
 			return nil, fmt.Errorf("--to: %w", why)
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	return report, nil
+	return report, err
 }

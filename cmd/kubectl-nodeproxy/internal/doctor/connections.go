@@ -56,9 +56,9 @@ func (e *examination) hairpinOf(name types.NamespacedName, rules *v1alpha1.Servi
 			usable = known(port, false)
 		}
 		for _, node := range e.Nodes {
-			for _, member := range e.membersOn(node, name, port) {
-				endpoint, err := netip.ParseAddrPort(member)
-				if err != nil || !usable.Has(member) {
+			for _, address := range e.localEndpointsOn(node, name, port) {
+				endpoint, err := netip.ParseAddrPort(address)
+				if err != nil || !usable.Has(address) {
 					continue
 				}
 				if traced == maxTracedEndpoints {
@@ -80,10 +80,7 @@ func (e *examination) hairpinOf(name types.NamespacedName, rules *v1alpha1.Servi
 // ownConnection traces the connection of an endpoint to its own Service. It reports whether
 // the Service has an address of its family.
 func (e *examination) ownConnection(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules, node *v1alpha1.NodeProxyRules, port v1alpha1.ServicePort, endpoint netip.AddrPort) bool {
-	family := dataplane.IPv4
-	if endpoint.Addr().Is6() {
-		family = dataplane.IPv6
-	}
+	family := dataplane.FamilyOf(endpoint.Addr())
 	var to netip.AddrPort
 	for _, text := range rules.Spec.ClusterIPs {
 		if ip, err := netip.ParseAddr(text); err == nil && family.Of(ip) {
@@ -102,7 +99,7 @@ func (e *examination) ownConnection(name types.NamespacedName, rules *v1alpha1.S
 		e.Skip(findings.CheckHairpin, err.Error())
 		return false
 	}
-	// The tracer knows by the node's addresses whether the pod uses the host network.
+	// Package tracer knows by the node's addresses whether the pod uses the host network.
 	result, err := e.trace(set, tracer.Packet{Protocol: port.Protocol, Source: endpoint.Addr(), Destination: to})
 	if err != nil {
 		e.Skip(findings.CheckHairpin, fmt.Sprintf("a packet cannot be traced on %s: %v", node.Name, err))
@@ -115,7 +112,7 @@ func (e *examination) ownConnection(name types.NamespacedName, rules *v1alpha1.S
 		}
 		switch {
 		case o.Fate != tracer.Delivered:
-			f.Message = fmt.Sprintf("a pod of the Service that uses the Service itself (%s) cannot connect: %s", endpoint, o.Why)
+			f.Message = fmt.Sprintf("a pod of the Service that uses the Service itself (%s) cannot connect: %s", endpoint, o.Message)
 		case o.Endpoint != nil && *o.Endpoint == endpoint && !o.Masqueraded:
 			f.Message = fmt.Sprintf("a pod of the Service that uses the Service itself (%s) gets no reply if the connection returns to it: its source is not masqueraded", endpoint)
 		default:
@@ -158,7 +155,7 @@ func (e *examination) without(name types.NamespacedName, rules *v1alpha1.Service
 		}
 		bare := false
 		for _, node := range e.Nodes {
-			if e.IsNew(node) || all.HasAny(e.membersOn(node, name, port)...) {
+			if e.IsNew(node) || all.HasAny(e.localEndpointsOn(node, name, port)...) {
 				continue // a new node has no pods yet
 			}
 			bare = true

@@ -10,7 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // inventory compares the ServiceProxyRules with those that must exist.
@@ -31,8 +31,8 @@ func (e *examination) inventory() {
 	}
 }
 
-// rejectedServices names the Services that the controller cannot render or store.
-func (e *examination) rejectedServices() {
+// unrenderedServices names the Services that the controller cannot render or store.
+func (e *examination) unrenderedServices() {
 	if e.NodeProxy == nil {
 		return
 	}
@@ -43,13 +43,13 @@ func (e *examination) rejectedServices() {
 			continue // deleted Services are about to vanish from the status
 		}
 		e.Add(findings.Finding{
-			Severity: findings.Problem, Reason: "ServiceRejected", Transient: true, Check: findings.CheckRendering, Service: name.String(),
+			Severity: findings.Problem, Reason: "ServiceNotRendered", Transient: true, Check: findings.CheckRendering, Service: name.String(),
 			Message: "the Service cannot be rendered or stored, so no node serves it: " + r.Message,
-			Remedy:  e.Docs.See("correct the Service as the message says", "troubleshooting.md#nodeproxyservicesnotrendered"),
+			Remedy:  e.Docs.See("correct the Service as the message explains", "troubleshooting.md#nodeproxyservicesnotrendered"),
 		})
 	}
 	if more := int(status.UnrenderedServices) - len(status.Unrendered); more > 0 && e.Only == nil {
-		e.Notef("the controller rejects %s that NodeProxy does not name: kubectl get events -A --field-selector reason=ServiceNotRendered", output.Plural(more, "more Service"))
+		e.Notef("the controller cannot render %s that NodeProxy does not name: kubectl get events -A --field-selector reason=ServiceNotRendered", text.Count(more, "more Service"))
 	}
 }
 
@@ -140,7 +140,7 @@ func (e *examination) policy(s policyState) {
 	if c := findings.Condition(s.conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse); c != nil {
 		f.Reason, f.Since = "PolicyNotAccepted", c.LastTransitionTime
 		f.Message = findings.Message(c)
-		f.Remedy = e.Docs.See(fmt.Sprintf("correct the policy: kubectl edit %s %s", s.short, s.meta.Name), "policies.md#what-the-status-says")
+		f.Remedy = e.Docs.See(fmt.Sprintf("correct the policy: kubectl edit %s %s", s.short, s.meta.Name), "policies.md#what-the-status-shows")
 		e.Add(f)
 		return
 	}
@@ -150,7 +150,7 @@ func (e *examination) policy(s policyState) {
 	if c := findings.Condition(s.conditions, v1alpha1.ConditionIneffective, metav1.ConditionTrue); c != nil {
 		f.Key = ""
 		f.Severity, f.Reason, f.Since, f.Message = findings.Warning, "PolicyIneffective", c.LastTransitionTime, "a part of the policy has no effect: "+c.Message
-		f.Remedy = e.Docs.See("change what the message names, or the policy's selectors", "policies.md#what-the-status-says")
+		f.Remedy = e.Docs.See("change what the message names, or the policy's selectors", "policies.md#what-the-status-shows")
 		e.Add(f)
 	}
 	if c := findings.Condition(s.conditions, v1alpha1.ConditionOverridden, metav1.ConditionTrue); c != nil {
@@ -160,7 +160,7 @@ func (e *examination) policy(s policyState) {
 
 func (e *examination) notReady(s policyState, f findings.Finding, c *metav1.Condition) {
 	f.Reason, f.Since, f.Message = c.Reason, c.LastTransitionTime, findings.Message(c)
-	f.Remedy = e.Docs.See("fix what the message names, or change the policy again", "policies.md#when-it-stops")
+	f.Remedy = e.Docs.See("fix what the message names, or change the policy again", "policies.md#when-it-halts")
 	switch c.Reason {
 	case v1alpha1.ReasonProgressing:
 		e.Notef("a change by %s is being rolled out: %s", s.name, c.Message)

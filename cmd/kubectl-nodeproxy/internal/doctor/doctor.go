@@ -21,6 +21,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // Question is what to examine, and how.
@@ -69,8 +70,8 @@ type examination struct {
 	holders combine.Holders
 	pods    map[string][]*corev1.Pod // by namespace
 	labels  map[string]map[string]string
-	// members are the local endpoints in the rules of the nodes.
-	members map[string]map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints
+	// localByNode are the local endpoints in the rules of the nodes.
+	localByNode map[string]map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints
 	// servicePolicies are ServicePolicies as the controller reads them, in that order.
 	servicePolicies []policies.ServicePolicy
 	// shapes resolves the overrides of Services; nil if policies could not be read.
@@ -85,13 +86,13 @@ func index(o *cluster.Objects, q *Question) *examination {
 		report: &Report{
 			TypeMeta: output.Type("DoctorReport"), Time: metav1.NewTime(o.Time.UTC()), Exposure: []Exposure{},
 		},
-		holders:  combine.HoldersOf(o.ServiceRules),
-		services: map[types.NamespacedName]*corev1.Service{},
-		slices:   map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
-		rules:    map[types.NamespacedName]*v1alpha1.ServiceProxyRules{},
-		pods:     map[string][]*corev1.Pod{},
-		labels:   map[string]map[string]string{},
-		members:  map[string]map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints{},
+		holders:     combine.HoldersOf(o.ServiceRules),
+		services:    map[types.NamespacedName]*corev1.Service{},
+		slices:      map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
+		rules:       map[types.NamespacedName]*v1alpha1.ServiceProxyRules{},
+		pods:        map[string][]*corev1.Pod{},
+		labels:      map[string]map[string]string{},
+		localByNode: map[string]map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints{},
 	}
 	for i := range o.Services {
 		e.services[named(&o.Services[i])] = &o.Services[i]
@@ -115,7 +116,7 @@ func index(o *cluster.Objects, q *Question) *examination {
 		e.labels[namespace.Name] = namespace.Labels
 	}
 	for _, node := range e.Nodes {
-		e.members[node.Name] = combine.LocalEndpoints(node.Spec.LocalEndpoints)
+		e.localByNode[node.Name], _ = combine.LocalEndpoints(node.Spec.LocalEndpoints)
 	}
 	var valid []policies.ServicePolicy
 	for i := range o.ServicePolicies {
@@ -152,7 +153,7 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 	}{
 		{findings.CheckController, nil, e.Controller},
 		{findings.CheckController, nil, e.inventory},
-		{findings.CheckController, nil, e.rejectedServices},
+		{findings.CheckController, nil, e.unrenderedServices},
 		{findings.CheckController, []cluster.Kind{cluster.Pods}, e.OwnPods},
 		{findings.CheckDNS, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.dns},
 		{findings.CheckNodes, nil, e.NodeStates},
@@ -274,6 +275,6 @@ func (e *examination) dropUnconfirmed(why error) {
 	e.Found = certain
 	for check, names := range uncertain {
 		slices.Sort(names)
-		e.Skip(check, fmt.Sprintf("%s may be transient (%s), because the second examination failed: %v", output.Plural(len(names), "finding"), findings.Some(names), why))
+		e.Skip(check, fmt.Sprintf("%s may be transient (%s), because the second examination failed: %v", text.Count(len(names), "finding"), findings.Some(names), why))
 	}
 }

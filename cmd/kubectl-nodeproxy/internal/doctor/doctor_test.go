@@ -24,10 +24,10 @@ func TestHealthy(t *testing.T) {
 	for _, service := range []string{"", "shop/web", "kube-system/kube-dns"} {
 		r := newWorld().examine(t, service)
 		if len(r.Findings) > 0 || len(r.SkippedChecks) > 0 {
-			t.Errorf("%q: want no findings:\n%s", service, text(t, r))
+			t.Errorf("%q: want no findings:\n%s", service, printed(t, r))
 		}
-		if !strings.Contains(text(t, r), "no problems found\n") {
-			t.Errorf("%q: the report lacks the line without problems:\n%s", service, text(t, r))
+		if !strings.Contains(printed(t, r), "no problems found\n") {
+			t.Errorf("%q: the report lacks the line without problems:\n%s", service, printed(t, r))
 		}
 	}
 }
@@ -56,9 +56,9 @@ func (c planted) test(t *testing.T) {
 	c.plant(w)
 	r := w.examine(t, c.service)
 	if got := names(r.Findings); got != c.want {
-		t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
+		t.Errorf("found %s, want %s:\n%s", got, c.want, printed(t, r))
 	}
-	if table := text(t, r); !strings.Contains(table, c.contains) {
+	if table := printed(t, r); !strings.Contains(table, c.contains) {
 		t.Errorf("the report lacks %q:\n%s", c.contains, table)
 	}
 	for _, f := range withConsequences(r.Findings) {
@@ -79,7 +79,7 @@ func TestClocks(t *testing.T) {
 		w := newWorld()
 		w.Ahead = ahead
 		r := w.examine(t, "")
-		table := text(t, r)
+		table := printed(t, r)
 		if len(r.Findings) > 0 || !strings.Contains(table, want) || want == "" && strings.Contains(table, "clock") {
 			t.Errorf("%s ahead: want no finding, and %q:\n%s", ahead, want, table)
 		}
@@ -92,7 +92,7 @@ func TestServed(t *testing.T) {
 	w.slice("web").Endpoints[1].Conditions.Ready = new(false)
 	w.service("web").Status.LoadBalancer.Ingress = nil
 	w.render()
-	table := text(t, w.examine(t, "shop/web"))
+	table := printed(t, w.examine(t, "shop/web"))
 	for _, want := range []string{"1 of 2 endpoints usable (1 on node-1)", "shop/web is of type LoadBalancer and has no address yet"} {
 		if !strings.Contains(table, want) {
 			t.Errorf("the report lacks %q:\n%s", want, table)
@@ -123,7 +123,7 @@ func TestTransient(t *testing.T) {
 			second(later)
 			r, err := Examine(w.Objects, later.question(t))
 			if err != nil || len(r.Findings) > 0 {
-				t.Errorf("%v, want no finding:\n%s", err, text(t, r))
+				t.Errorf("%v, want no finding:\n%s", err, printed(t, r))
 			}
 		})
 	}
@@ -132,7 +132,7 @@ func TestTransient(t *testing.T) {
 		w.NodeProxy.Status.Unrendered = []v1alpha1.UnrenderedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
 		r, err := Examine(w.Objects, later.question(t))
 		if err != nil || len(r.Findings) > 0 {
-			t.Errorf("%v, want no finding:\n%s", err, text(t, r))
+			t.Errorf("%v, want no finding:\n%s", err, printed(t, r))
 		}
 	})
 	t.Run("EndpointSlices get the port of a number", func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestTransient(t *testing.T) {
 		later.render()
 		r, err := Examine(w.Objects, later.question(t))
 		if err != nil || len(r.Findings) > 0 {
-			t.Errorf("%v, want no finding:\n%s", err, text(t, r))
+			t.Errorf("%v, want no finding:\n%s", err, printed(t, r))
 		}
 	})
 	t.Run("something else is seen then, of another node", func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestTransient(t *testing.T) {
 		later.node(1).Status.Families = nil
 		r, err := Examine(w.Objects, later.question(t))
 		if err != nil || len(r.Findings) > 0 {
-			t.Errorf("%v, want no finding, because each was found only once:\n%s", err, text(t, r))
+			t.Errorf("%v, want no finding, because each was found only once:\n%s", err, printed(t, r))
 		}
 	})
 	t.Run("they cannot be read again", func(t *testing.T) {
@@ -244,7 +244,7 @@ func TestUnread(t *testing.T) {
 	if got := strings.Join(made, " "); got != "controller endpoints policies" {
 		t.Errorf("skipped checks: %s", got)
 	}
-	if table := text(t, r); !strings.Contains(table, "you may not list pods") || !strings.Contains(table, "SKIPPED CHECKS") {
+	if table := printed(t, r); !strings.Contains(table, "you may not list pods") || !strings.Contains(table, "SKIPPED CHECKS") {
 		t.Errorf("the report lacks the reason:\n%s", table)
 	}
 }
@@ -258,7 +258,7 @@ func TestServicesUnread(t *testing.T) {
 		w := newWorld()
 		w.Services, w.Unread = nil, []cluster.Unread{{Kind: cluster.Services, Why: "you may not list services"}}
 		r := w.examine(t, asked)
-		if table := text(t, r); !strings.HasPrefix(table, want) {
+		if table := printed(t, r); !strings.HasPrefix(table, want) {
 			t.Errorf("%q: want %q:\n%s", asked, want, table)
 		}
 		if printed, err := json.Marshal(r); err != nil || strings.Contains(string(printed), `"services"`) {
@@ -272,7 +272,7 @@ func TestNewerFormat(t *testing.T) {
 	w := newWorld()
 	w.ServiceRules[1].Spec.FormatVersion = 2
 	r := w.examine(t, "")
-	if got := text(t, r); len(r.Findings) > 0 || !strings.Contains(got, "rendering, traffic-policy, hairpin, exposure: ServiceProxyRules shop.web: format 2 needs a newer release") {
+	if got := printed(t, r); len(r.Findings) > 0 || !strings.Contains(got, "rendering, traffic-policy, hairpin, exposure: ServiceProxyRules shop.web: format 2 needs a newer release") {
 		t.Errorf("want only the checks that need the rules to be skipped:\n%s", got)
 	}
 	if slices.ContainsFunc(r.Exposure, func(x Exposure) bool { return x.Service == "shop/web" }) {
@@ -307,14 +307,14 @@ func TestScaledToZero(t *testing.T) {
 		w.removePods("web")
 		w.render()
 		if r := w.examine(t, asked); names(r.Findings) != "NoPodMatches" || r.Findings[0].Severity != want {
-			t.Errorf("asked for %q, want a %s:\n%s", asked, want, text(t, r))
+			t.Errorf("asked for %q, want a %s:\n%s", asked, want, printed(t, r))
 		}
 	}
 	w := newWorld()
 	w.removePods("kube-dns")
 	w.render()
 	if r := w.examine(t, ""); len(r.Findings) != 1 || r.Findings[0].Severity != findings.Problem {
-		t.Errorf("without DNS:\n%s", text(t, r))
+		t.Errorf("without DNS:\n%s", printed(t, r))
 	}
 }
 

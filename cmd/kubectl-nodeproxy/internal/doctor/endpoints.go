@@ -15,8 +15,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // checkEndpointSlices is the remedy for outdated EndpointSlices of a selector.
@@ -133,7 +133,7 @@ func (c *endpointCheck) withoutAny() bool {
 		c.add(findings.Problem, "NoReadyEndpoint", "no selected pod runs: "+whyUnready(pods, len(pods)), "see why: "+inspect("describe", svc))
 	default:
 		c.add(findings.Problem, "EndpointSlicesMissing",
-			fmt.Sprintf("the Service selects %s, but no EndpointSlice has any", output.Plural(len(pods), "pod")), checkEndpointSlices).Transient = true
+			fmt.Sprintf("the Service selects %s, but no EndpointSlice has any", text.Count(len(pods), "pod")), checkEndpointSlices).Transient = true
 	}
 	return true
 }
@@ -219,7 +219,7 @@ func whyUnready(pods []*corev1.Pod, all int) string {
 	}
 	switch more := len(unready) - 1; {
 	case more < 0:
-		return output.Plural(all, "endpoint") + ", and none is ready"
+		return text.Count(all, "endpoint") + ", and none is ready"
 	case more > 0:
 		return fmt.Sprintf("%s (and %d more)", unready[0], more)
 	}

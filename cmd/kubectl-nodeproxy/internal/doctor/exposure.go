@@ -15,8 +15,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // maxRollout is how long the rollout of a policy to Services may take.
@@ -106,7 +106,7 @@ func (e *examination) nodePortAddresses() string {
 	}
 	var texts []string
 	for _, what := range slices.Sorted(maps.Keys(nodes)) {
-		texts = append(texts, what+" of "+output.Plural(nodes[what], "node"))
+		texts = append(texts, what+" of "+text.Count(nodes[what], "node"))
 	}
 	return strings.Join(texts, ", ")
 }
@@ -177,7 +177,7 @@ func (e *examination) notClosed(name types.NamespacedName, rules *v1alpha1.Servi
 				Severity: findings.Problem, Reason: "PolicyNotApplied", Check: findings.CheckExposure, Service: name.String(), Policy: "ServiceProxyPolicy/" + p.Name,
 				Key: "open " + field + " " + name.String(), Causes: []string{"policy ServiceProxyPolicy/" + p.Name, findings.KeyNoNodeProxy, findings.KeyBehind},
 				Message: fmt.Sprintf("the policy disables %s of the Service, but they are open", field), Transient: true, Token: rules.ResourceVersion,
-				Remedy: e.Docs.See("see why it is not applied: kubectl describe spp "+p.Name, "policies.md#when-it-stops"),
+				Remedy: e.Docs.See("see why it is not applied: kubectl describe spp "+p.Name, "policies.md#when-it-halts"),
 			})
 		}
 	}
@@ -297,7 +297,7 @@ func (e *examination) nodeAddresses() {
 				are = "is an address of a node"
 			}
 			e.Notef("%s of %s: %s %s, as with load balancers on the nodes: the Service gets the connections to its ports there",
-				output.Plural(len(balanced), "load-balancer IP"), name, findings.Some(balanced), are)
+				text.Count(len(balanced), "load-balancer IP"), name, findings.Some(balanced), are)
 		}
 	}
 }

@@ -43,7 +43,7 @@ func controllerFaults() map[string]planted {
 			plant: func(w *world) { w.NodeProxy.Generation = 2 },
 			want:  "ControllerBehind(NodeProxyNotObserved)", contains: "docs/troubleshooting.md#nodeproxycontrollerwithoutleader",
 		},
-		"a Service that the controller rejects": {
+		"a Service that the controller cannot render": {
 			plant: func(w *world) {
 				w.NodeProxy.Status.Unrendered = []v1alpha1.UnrenderedService{{Namespace: "shop", Name: "web", Message: "larger than 1 MiB"}}
 				w.NodeProxy.Status.UnrenderedServices = 1
@@ -52,9 +52,9 @@ func controllerFaults() map[string]planted {
 				w.report(0)
 				w.report(1)
 			},
-			want: "ServiceRejected", contains: "larger than 1 MiB",
+			want: "ServiceNotRendered", contains: "larger than 1 MiB",
 		},
-		"a Service that the controller rejected, and that is gone": {
+		"a Service that the controller could not render, and that is gone": {
 			plant: func(w *world) {
 				w.NodeProxy.Status.Unrendered = []v1alpha1.UnrenderedService{{Namespace: "shop", Name: "gone", Message: "larger than 1 MiB"}}
 				w.NodeProxy.Status.UnrenderedServices = 1

@@ -179,7 +179,7 @@ func crowd(w *world) {
 	slice.Namespace, slice.Name, slice.Labels = "evil", "crowd", map[string]string{discoveryv1.LabelServiceName: "crowd"}
 	one, port := slice.Endpoints[0], slice.Ports[0]
 	slice.Endpoints, slice.Ports = nil, nil
-	for i := range 300 {
+	for i := range 240 {
 		e := *one.DeepCopy()
 		e.Addresses = []string{fmt.Sprintf("10.250.%d.%d", i/250, 1+i%250)}
 		slice.Endpoints = append(slice.Endpoints, e)

@@ -44,7 +44,7 @@ func TestHairpin(t *testing.T) {
 		"rejected": {
 			trace: func(Trace) Trace {
 				return func(*combine.Set, tracer.Packet) (*tracer.Result, error) {
-					return &tracer.Result{Outcomes: []tracer.Outcome{{Fate: tracer.Rejected, Why: "of a reason"}}}, nil
+					return &tracer.Result{Outcomes: []tracer.Outcome{{Fate: tracer.Rejected, Message: "of a reason"}}}, nil
 				}
 			},
 			want: "NoHairpin NoHairpin", contains: "cannot connect: of a reason",
@@ -67,7 +67,7 @@ func TestHairpin(t *testing.T) {
 			if got := names(r.Findings); got != c.want {
 				t.Errorf("found %s, want %s", got, c.want)
 			}
-			if table := text(t, r); !strings.Contains(table, c.contains) {
+			if table := printed(t, r); !strings.Contains(table, c.contains) {
 				t.Errorf("the report lacks %q:\n%s", c.contains, table)
 			}
 		})
@@ -94,8 +94,8 @@ func TestHairpinBounded(t *testing.T) {
 	}
 	w.NodeProxy.Status.Inventory = nil
 	r, err := Examine(w.Objects, q)
-	if err != nil || traced%maxTracedServices != 0 || !strings.Contains(text(t, r), "hairpin was checked for 300 Services; check the other 2 by name") {
-		t.Errorf("%v, %d traced:\n%s", err, traced, text(t, r))
+	if err != nil || traced%maxTracedServices != 0 || !strings.Contains(printed(t, r), "hairpin was checked for 300 Services; check the other 2 by name") {
+		t.Errorf("%v, %d traced:\n%s", err, traced, printed(t, r))
 	}
 }
 
@@ -110,7 +110,7 @@ func TestHairpinOfHostNetwork(t *testing.T) {
 		w.render()
 		for _, service := range []string{"", "shop/web"} {
 			if r := w.examine(t, service); len(r.Findings) > 0 {
-				t.Errorf("%s, %q: want no findings:\n%s", mode, service, text(t, r))
+				t.Errorf("%s, %q: want no findings:\n%s", mode, service, printed(t, r))
 			}
 		}
 	}

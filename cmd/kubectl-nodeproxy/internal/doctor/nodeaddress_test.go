@@ -46,9 +46,9 @@ func TestNodeAddresses(t *testing.T) {
 			w.render()
 			r := w.examine(t, "")
 			if got := names(r.Findings); got != c.want || got != "" && r.Findings[0].Severity != c.severity {
-				t.Errorf("found %s, want %s %s:\n%s", got, c.severity, c.want, text(t, r))
+				t.Errorf("found %s, want %s %s:\n%s", got, c.severity, c.want, printed(t, r))
 			}
-			if table := text(t, r); !strings.Contains(table, c.contains) {
+			if table := printed(t, r); !strings.Contains(table, c.contains) {
 				t.Errorf("the report lacks %q:\n%s", c.contains, table)
 			}
 		})

@@ -16,8 +16,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/rules"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // freshness checks whether nodes report the current desired state.
@@ -59,7 +59,7 @@ func (e *examination) freshness() {
 func (e *examination) differs(node *v1alpha1.NodeProxyRules) {
 	var here []v1alpha1.ServiceProxyRules
 	for i := range e.ServiceRules {
-		if name, ok := combine.ServiceOf(e.ServiceRules[i].Name); ok && e.members[node.Name][name] != nil {
+		if name, ok := combine.ServiceOf(e.ServiceRules[i].Name); ok && e.localByNode[node.Name][name] != nil {
 			here = append(here, e.ServiceRules[i])
 		}
 	}
@@ -74,7 +74,7 @@ func (e *examination) differs(node *v1alpha1.NodeProxyRules) {
 	}
 	// All other findings of the comparison are findings of the nodes.
 	if rejected := node.Status.Rejected; e.Only == nil && rejected != nil && rejected.Count > 0 {
-		texts = append(texts, fmt.Sprintf("its kernel rejects %s: %s", output.Plural(int(rejected.Count), "Service"), findings.Some(rejected.Examples)))
+		texts = append(texts, fmt.Sprintf("its kernel rejects %s: %s", text.Count(int(rejected.Count), "Service"), findings.Some(rejected.Examples)))
 	}
 	changed := []metav1.Object{node}
 	for i := range here {

@@ -17,8 +17,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // rendering compares the stored ServiceProxyRules with those that follow from the Services
@@ -41,7 +41,7 @@ func (e *examination) rendering() {
 			if e.Off() || e.NodeProxy != nil && slices.ContainsFunc(e.NodeProxy.Status.Unrendered, func(r v1alpha1.UnrenderedService) bool {
 				return r.Namespace == name.Namespace && r.Name == name.Name
 			}) {
-				continue // rejectedServices reports it
+				continue // unrenderedServices reports it
 			}
 			e.notRendered(name, "NotRendered", "", "the Service is not rendered: only nodes that programmed it earlier serve it")
 		default:
@@ -54,10 +54,12 @@ func (e *examination) rendering() {
 		}
 	}
 	if len(unmanaged) > 0 && e.Only == nil {
-		e.Notef("%s assigned to another proxy by the label %s: %s", output.Plural(len(unmanaged), "Service"), render.LabelServiceProxyName, findings.Some(unmanaged))
+		e.Notef("%s assigned to another proxy by the label %s: %s", text.Count(len(unmanaged), "Service"), render.LabelServiceProxyName, findings.Some(unmanaged))
 	}
-	if e.Only == nil {
-		e.leftOver()
+	for name, rules := range e.rules {
+		if e.Only == nil && e.services[name] == nil && !rules.Spec.Released {
+			e.notRendered(name, "StillRendered", rules.ResourceVersion, "the Service no longer exists, but its rules do")
+		}
 	}
 	e.localEndpoints()
 }
@@ -91,14 +93,6 @@ func (e *examination) notRendered(name types.NamespacedName, what, token, text s
 		Causes: []string{findings.KeyRemoving, findings.KeyBehind}, Message: text, Transient: true, Token: token,
 		Remedy: e.Docs.See(fmt.Sprintf("check its events: kubectl get events -n %s --field-selector involvedObject.name=%s", name.Namespace, name.Name), "troubleshooting.md#nodeproxyservicesnotrendered"),
 	})
-}
-
-func (e *examination) leftOver() {
-	for name, rules := range e.rules {
-		if e.services[name] == nil && !rules.Spec.Released {
-			e.notRendered(name, "StillRendered", rules.ResourceVersion, "the Service no longer exists, but its rules do")
-		}
-	}
 }
 
 // localEndpoints compares the local endpoints in the rules of nodes with EndpointSlices.
@@ -219,7 +213,7 @@ func (e *examination) whereServed() {
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		texts = append(texts, fmt.Sprintf("%d on %s", nodes[node], node))
 	}
-	e.Notef("%d of %s usable (%s)", take, output.Plural(all, "endpoint"), findings.Some(texts))
+	e.Notef("%d of %s usable (%s)", take, text.Count(all, "endpoint"), findings.Some(texts))
 }
 
 func remedyIneligible(svc *corev1.Service) string {

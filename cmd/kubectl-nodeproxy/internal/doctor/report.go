@@ -10,6 +10,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // Report is the result of an examination.
@@ -76,13 +77,13 @@ func (r *Report) summary() string {
 	case r.Service != "":
 		what = "Service " + r.Service
 	case r.Services != nil:
-		what = output.Plural(*r.Services, "Service")
+		what = text.Count(*r.Services, "Service")
 	}
-	what += " on " + output.Plural(r.Nodes, "node")
+	what += " on " + text.Count(r.Nodes, "node")
 	problems, warnings := findings.Tally(r.Findings)
 	switch {
 	case problems+warnings > 0:
-		return fmt.Sprintf("%s: %s, %s", what, output.Plural(problems, "problem"), output.Plural(warnings, "warning"))
+		return fmt.Sprintf("%s: %s, %s", what, text.Count(problems, "problem"), text.Count(warnings, "warning"))
 	case len(r.SkippedChecks) > 0:
 		return what + ": no problems found, but some checks were skipped"
 	}

@@ -14,7 +14,7 @@ func TestConsequences(t *testing.T) {
 	for i := range 9 {
 		f.Consequences = append(f.Consequences, findings.Finding{Severity: findings.Problem, Reason: fmt.Sprintf("Effect%d", i)})
 	}
-	table := text(t, &Report{Findings: []findings.Finding{f}})
+	table := printed(t, &Report{Findings: []findings.Finding{f}})
 	if !strings.Contains(table, "10 problems") || !strings.Contains(table, "Effect4") || strings.Contains(table, "Effect5") || !strings.Contains(table, "and 4 more") {
 		t.Error(table)
 	}

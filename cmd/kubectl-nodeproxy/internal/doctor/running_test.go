@@ -149,9 +149,9 @@ func TestPods(t *testing.T) {
 			c.plant(w)
 			r := w.examine(t, "")
 			if got := names(r.Findings); got != c.want {
-				t.Errorf("found %s, want %s:\n%s", got, c.want, text(t, r))
+				t.Errorf("found %s, want %s:\n%s", got, c.want, printed(t, r))
 			}
-			if table := text(t, r); !strings.Contains(table, c.contains) {
+			if table := printed(t, r); !strings.Contains(table, c.contains) {
 				t.Errorf("the report lacks %q:\n%s", c.contains, table)
 			}
 		})
@@ -195,7 +195,7 @@ func TestWithoutController(t *testing.T) {
 			c.plant(w)
 			w.report(1)
 			if r := w.examine(t, c.asked); names(r.Findings) != c.want {
-				t.Errorf("found %s, want %s:\n%s", names(r.Findings), c.want, text(t, r))
+				t.Errorf("found %s, want %s:\n%s", names(r.Findings), c.want, printed(t, r))
 			}
 		})
 	}

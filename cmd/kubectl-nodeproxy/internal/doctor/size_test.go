@@ -70,8 +70,8 @@ func (w *world) renderLarge() {
 		node := &w.NodeRules[i]
 		node.Spec.LocalEndpoints = render.LocalEndpoints(node.Name, on[node.Name], nil).Services
 		node.Status.LocalEndpoints = 0 // each has one port, whose endpoints are all used
-		for _, members := range node.Spec.LocalEndpoints {
-			node.Status.LocalEndpoints += int32(len(members.Ports[0].Endpoints))
+		for _, localEndpoints := range node.Spec.LocalEndpoints {
+			node.Status.LocalEndpoints += int32(len(localEndpoints.Ports[0].Endpoints))
 		}
 	}
 	inventory := render.Inventory(names)
@@ -117,7 +117,7 @@ func TestSizeOfOne(t *testing.T) {
 		return trace(set, p)
 	}
 	r, err := Examine(w.Objects, q)
-	if err != nil || traced != maxTracedEndpoints || len(r.Findings) > 0 || !strings.Contains(text(t, r), "was checked for 20 of its endpoints") {
-		t.Errorf("%v, %d traced:\n%s", err, traced, text(t, r))
+	if err != nil || traced != maxTracedEndpoints || len(r.Findings) > 0 || !strings.Contains(printed(t, r), "was checked for 20 of its endpoints") {
+		t.Errorf("%v, %d traced:\n%s", err, traced, printed(t, r))
 	}
 }

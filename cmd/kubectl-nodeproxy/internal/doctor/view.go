@@ -63,9 +63,9 @@ func (e *examination) rendered(key types.NamespacedName) []*discoveryv1.Endpoint
 	return out
 }
 
-// membersOn are the endpoints of one port of a Service that are on a node.
-func (e *examination) membersOn(node *v1alpha1.NodeProxyRules, service types.NamespacedName, port v1alpha1.ServicePort) []string {
-	if of := e.members[node.Name][dataplane.ServiceName(service)]; of != nil {
+// localEndpointsOn are the endpoints of one port of a Service that are on a node.
+func (e *examination) localEndpointsOn(node *v1alpha1.NodeProxyRules, service types.NamespacedName, port v1alpha1.ServicePort) []string {
+	if of := e.localByNode[node.Name][dataplane.ServiceName(service)]; of != nil {
 		for _, p := range of.Ports {
 			if p.Name == port.Name && p.Protocol == port.Protocol {
 				return p.Endpoints

@@ -194,7 +194,7 @@ func (w *world) report(i int) {
 		for _, svc := range set.Services {
 			for _, port := range svc.Ports {
 				for _, endpoint := range slices.Concat(port.Cluster, port.Local) {
-					if slices.Contains(port.Members, endpoint) {
+					if slices.Contains(port.LocalEndpoints, endpoint) {
 						local[endpoint] = true
 					}
 				}
@@ -264,7 +264,7 @@ func names(found []findings.Finding) string {
 	return strings.Join(out, " ")
 }
 
-func text(t *testing.T, r *Report) string {
+func printed(t *testing.T, r *Report) string {
 	t.Helper()
 	out := &strings.Builder{}
 	if err := r.Table(out); err != nil {

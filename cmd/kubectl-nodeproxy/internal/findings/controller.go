@@ -65,7 +65,7 @@ func (e *Examination) ready(np *v1alpha1.NodeProxy) {
 	}
 	f := Finding{
 		Severity: Problem, Reason: c.Reason, Check: CheckController, Key: "nodeproxy " + c.Reason,
-		Message: "NodeProxy is not ready: " + Message(c), Since: c.LastTransitionTime, Remedy: e.Docs.See("follow the message", "troubleshooting.md#what-ready-says"),
+		Message: "NodeProxy is not ready: " + Message(c), Since: c.LastTransitionTime, Remedy: e.Docs.See("follow the message", "troubleshooting.md#what-ready-shows"),
 	}
 	switch c.Reason {
 	case v1alpha1.ReasonNodesNotProgrammed, v1alpha1.ReasonAgentPodsNotReady:
@@ -73,16 +73,16 @@ func (e *Examination) ready(np *v1alpha1.NodeProxy) {
 			e.Notef("NodeProxy waits for new nodes: %s", Message(c))
 			return
 		}
-		// The findings of the nodes say why.
+		// The findings of the nodes explain why.
 		f.Reason, f.Message = "NodesNotProgrammed", "NodeProxy reports nodes that are not programmed: "+Message(c)
 		f.Transient, f.Causes = true, NodeKeys(e.Nodes...)
 	case v1alpha1.ReasonProgressing:
 		e.Notef("a change of NodeProxy's settings is being rolled out: %s", c.Message)
 		return
 	case v1alpha1.ReasonPaused:
-		f.Severity, f.Remedy = Warning, e.Docs.See("set spec.rollout.paused of the NodeProxy to false", "policies.md#when-it-stops")
+		f.Severity, f.Remedy = Warning, e.Docs.See("set spec.rollout.paused of the NodeProxy to false", "policies.md#when-it-halts")
 	case v1alpha1.ReasonRolloutHalted:
-		f.Remedy = e.Docs.See("fix the named nodes, or change the settings again", "policies.md#when-it-stops")
+		f.Remedy = e.Docs.See("fix the named nodes, or change the settings again", "policies.md#when-it-halts")
 	case v1alpha1.ReasonInvalidSettings:
 		f.Remedy = "correct the field: kubectl edit nodeproxy cluster"
 	case v1alpha1.ReasonRemoving:

@@ -99,10 +99,7 @@ func Condition(of []metav1.Condition, name string, status metav1.ConditionStatus
 
 // since is when a condition, which may be nil, got its status; zero: unknown.
 func since(c *metav1.Condition) metav1.Time {
-	if c == nil {
-		return metav1.Time{}
-	}
-	return c.LastTransitionTime
+	return cmp.Or(c, &metav1.Condition{}).LastTransitionTime
 }
 
 // Message is the message of a condition or, without one, its reason.

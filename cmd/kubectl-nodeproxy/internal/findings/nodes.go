@@ -13,7 +13,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 const (
@@ -47,13 +47,13 @@ func (e *Examination) NodeStates() {
 		}
 	}
 	if len(fresh) > 0 {
-		e.Notef("no report yet from %s, where the agent's image may still be pulled: %s", output.Plural(len(fresh), "new node"), Some(fresh))
+		e.Notef("no report yet from %s, where the agent's image may still be pulled: %s", text.Count(len(fresh), "new node"), Some(fresh))
 	}
 	for _, text := range slices.Sorted(maps.Keys(restrictions)) {
 		e.Notef("on %s: programmed, with restrictions: %s", Some(restrictions[text]), text)
 	}
 	if absent := len(e.NodeRules) - len(e.Nodes); absent > 0 {
-		e.Notef("the Node of %s is gone; these objects are retained for ten minutes", output.Plural(absent, "NodeProxyRules object"))
+		e.Notef("the Node of %s is gone; these objects are retained for ten minutes", text.Count(absent, "NodeProxyRules object"))
 	}
 	e.lagging()
 }
@@ -71,7 +71,7 @@ func (e *Examination) nodeState(node *v1alpha1.NodeProxyRules) {
 	if cluster.TooOld(node) != "" {
 		e.OnNode(node, Finding{
 			Severity: Problem, Reason: "AgentTooOld", Key: NodeKey(node.Name, "accepted"), Since: since(Condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse)),
-			Message: fmt.Sprintf("the agent (%s) does not support format %d of the node's rules, only %v: the node keeps its previous rules", cmp.Or(node.Status.Agent.Version, "of an unknown release"), node.Spec.FormatVersion, node.Status.Agent.KnownFormats()),
+			Message: fmt.Sprintf("the agent (%s) does not support format %d of the node's rules, only %v: the node retains its previous rules", cmp.Or(node.Status.Agent.Version, "of an unknown release"), node.Spec.FormatVersion, node.Status.Agent.KnownFormats()),
 			Remedy:  e.upgradeAgents(),
 		})
 		return
@@ -115,7 +115,7 @@ func (e *Examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 		f.Remedy = e.Docs.See("create a NodeProxy to get the rules back", "removal.md#with-cleanup")
 	case v1alpha1.ReasonFailed:
 		if Condition(node.Status.Conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse) != nil {
-			return // the finding about Accepted says the same
+			return // the finding about Accepted states the same
 		}
 		f.Remedy = e.Docs.See("fix on the node what the message names; the agent retries by itself", "troubleshooting.md#nodeproxynodenotprogrammed")
 	case v1alpha1.ReasonPending:
@@ -132,7 +132,7 @@ func (e *Examination) programmed(node *v1alpha1.NodeProxyRules, c *metav1.Condit
 		if c.Status == metav1.ConditionTrue {
 			return
 		}
-		f.Remedy = e.Docs.See("follow the message", "troubleshooting.md#what-programmed-says")
+		f.Remedy = e.Docs.See("follow the message", "troubleshooting.md#what-programmed-shows")
 	}
 	e.OnNode(node, f)
 }
@@ -155,7 +155,7 @@ func (e *Examination) rejectedOn(node *v1alpha1.NodeProxyRules) {
 	}
 	f := Finding{
 		Severity: Problem, Reason: v1alpha1.ReasonSomeServicesRejected,
-		Remedy: e.Docs.See("provide what the message says the kernel lacks, or change the Service", "troubleshooting.md#nodeproxyservicesrejected"),
+		Remedy: e.Docs.See("provide what the kernel lacks (see the message), or change the Service", "troubleshooting.md#nodeproxyservicesrejected"),
 	}
 	for _, example := range rejected.Examples {
 		service, why, _ := strings.Cut(example, ": ")
@@ -166,7 +166,7 @@ func (e *Examination) rejectedOn(node *v1alpha1.NodeProxyRules) {
 		e.OnNode(node, f)
 	}
 	if more := int(rejected.Count) - len(rejected.Examples); more > 0 {
-		f.Service, f.Message = "", fmt.Sprintf("the kernel of the node rejects %s that its status does not name", output.Plural(more, "more Service"))
+		f.Service, f.Message = "", fmt.Sprintf("the kernel of the node rejects %s that its status does not name", text.Count(more, "more Service"))
 		e.OnNode(node, f)
 	}
 }
@@ -185,7 +185,7 @@ func (e *Examination) abnormal(node *v1alpha1.NodeProxyRules, programmed *metav1
 	if node.Status.Retained > 0 && programmed.Reason != v1alpha1.ReasonRetained && cluster.Current(node) {
 		e.OnNode(node, Finding{
 			Severity: Warning, Reason: v1alpha1.ReasonRetained, Transient: true, Causes: []string{KeyInventory},
-			Message: fmt.Sprintf("the node retains the rules of %s whose objects have vanished", output.Plural(int(node.Status.Retained), "Service")),
+			Message: fmt.Sprintf("the node retains the rules of %s whose objects have vanished", text.Count(int(node.Status.Retained), "Service")),
 			Remedy:  e.Docs.See("see which Services they are, and why: kubectl describe nodeproxyrules "+node.Name, "troubleshooting.md#nodeproxyservicesretained"),
 		})
 	}
@@ -199,14 +199,14 @@ func (e *Examination) abnormal(node *v1alpha1.NodeProxyRules, programmed *metav1
 		e.OnNode(node, Finding{
 			Severity: Warning, Reason: v1alpha1.ConditionModeFallback, Since: c.LastTransitionTime,
 			Message: "the node does not run the desired mode: " + Message(c),
-			Remedy:  e.Docs.See("provide what the message says the node lacks, or set the mode that runs", "troubleshooting.md#nodeproxymodefallback"),
+			Remedy:  e.Docs.See("provide what the node lacks (see the message), or set the mode that runs", "troubleshooting.md#nodeproxymodefallback"),
 		})
 	}
 	e.drifted(node)
 	if d := node.Status.Difference; d != nil && d.Count > 0 && !cluster.Audits(node) {
 		e.OnNode(node, Finding{
 			Severity: Warning, Reason: "KernelDiffers", Transient: true,
-			Message: fmt.Sprintf("the kernel differs from the desired rules in %s: %s", output.Plural(int(d.Count), "place"), Some(d.Examples)),
+			Message: fmt.Sprintf("the kernel differs from the desired rules in %s: %s", text.Count(int(d.Count), "place"), Some(d.Examples)),
 			Remedy:  e.Docs.See("find out what changes rules on the node", "troubleshooting.md#nodeproxyrulesdrifted"),
 		})
 	}
@@ -224,7 +224,7 @@ func (e *Examination) drifted(node *v1alpha1.NodeProxyRules) {
 	if drift != nil && drift.Repairs > 0 && e.Time.Sub(drift.LastTime.Time) < recent {
 		e.OnNode(node, Finding{
 			Severity: Warning, Reason: "RulesRepaired", Since: drift.LastTime,
-			Message: fmt.Sprintf("another program has modified nodeproxy's rules on the node, and the agent has repaired them (%s since it started; last: %s)", output.Plural(int(drift.Repairs), "repair"), Some(drift.Examples[:min(1, len(drift.Examples))])),
+			Message: fmt.Sprintf("another program has modified nodeproxy's rules on the node, and the agent has repaired them (%s since it started; last: %s)", text.Count(int(drift.Repairs), "repair"), Some(drift.Examples[:min(1, len(drift.Examples))])),
 			Remedy:  e.Docs.See("if it happens again, find that program", "troubleshooting.md#nodeproxyrulesdrifted"),
 		})
 	}
@@ -282,7 +282,7 @@ func (e *Examination) audit(node *v1alpha1.NodeProxyRules, programmed *metav1.Co
 		f.Remedy = e.Docs.See("start the previous proxy again, or set enforcement to Enforce ("+field+")", "migration.md#2-compare")
 	}
 	if d := node.Status.Difference; d != nil && d.Count > 0 {
-		f.Message += fmt.Sprintf("; %s, such as %s", output.Plural(int(d.Count), "difference"), Some(d.Examples[:min(1, len(d.Examples))]))
+		f.Message += fmt.Sprintf("; %s, such as %s", text.Count(int(d.Count), "difference"), Some(d.Examples[:min(1, len(d.Examples))]))
 	}
 	e.OnNode(node, f)
 }
@@ -305,7 +305,7 @@ func (e *Examination) lagging() {
 	e.Add(Finding{
 		Severity: Problem, Reason: "AgentsLagging", Check: CheckNodes, Key: KeyLagging, Transient: true,
 		Causes:  append([]string{KeyNoController}, NodeKeys(e.Nodes...)...),
-		Message: "changes that are older than a minute are not applied on " + output.Plural(int(e.NodeProxy.Status.Nodes.Lagging), "node"),
+		Message: "changes that are older than a minute are not applied on " + text.Count(int(e.NodeProxy.Status.Nodes.Lagging), "node"),
 		Remedy:  e.Docs.See("check the agents' logs for failed writes or watches: "+e.Own.Agent(""), "troubleshooting.md#nodeproxyagentslagging"),
 	})
 }
@@ -319,7 +319,7 @@ func (e *Examination) Conntrack() {
 		case c != nil || report != nil && report.UsagePercent >= nearlyFull:
 			e.pressure(node, c)
 		case report != nil && report.Drop > 0:
-			e.Notef("%s has dropped %s since it started because its connection tracking table was full; now %d%% are in use", node.Name, output.Plural(int(report.Drop), "packet"), report.UsagePercent)
+			e.Notef("%s has dropped %s since it started because its connection tracking table was full; now %d%% are in use", node.Name, text.Count(int(report.Drop), "packet"), report.UsagePercent)
 		}
 	}
 }
@@ -336,7 +336,7 @@ func (e *Examination) pressure(node *v1alpha1.NodeProxyRules, c *metav1.Conditio
 	} else {
 		most = report.Max
 		f.Message += fmt.Sprintf(": %d of %d connections (%d%%), %s dropped and %s not inserted since the node started",
-			report.Entries, report.Max, report.UsagePercent, output.Plural(int(report.Drop), "packet"), output.Plural(int(report.InsertFailed), "connection"))
+			report.Entries, report.Max, report.UsagePercent, text.Count(int(report.Drop), "packet"), text.Count(int(report.InsertFailed), "connection"))
 	}
 	s := v1alpha1.CompleteSettings(&node.Spec.Settings).Conntrack
 	remedy := "nodeproxy does not set the table's size (conntrack.maxPerCore is 0): raise the sysctl net.netfilter.nf_conntrack_max on the node"

@@ -51,14 +51,11 @@ func within(parent []int, p, i int) bool {
 
 // alike merges findings that differ only in the node.
 func alike(found []Finding) []Finding {
-	type likeness struct {
-		severity                                 Severity
-		reason, service, policy, message, remedy string
-	}
+	type likeness [6]string
 	seen := map[likeness]int{}
 	var out []Finding
 	for _, f := range found {
-		key := likeness{f.Severity, f.Reason, f.Service, f.Policy, f.Message, f.Remedy}
+		key := likeness{string(f.Severity), f.Reason, f.Service, f.Policy, f.Message, f.Remedy}
 		i, ok := seen[key]
 		if !ok {
 			seen[key] = len(out)

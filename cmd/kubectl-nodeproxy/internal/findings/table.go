@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 const (
@@ -97,4 +98,4 @@ func PrintNotes(l *output.Lines, notes []string) {
 }
 
 // Some names the first few of many.
-func Some[T any](all []T) string { return output.Some(all, 5) }
+func Some[T any](all []T) string { return text.Some(all, 5) }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // Lines collects the human-readable form of a report. Tabs separate cells; the columns of
@@ -73,25 +75,4 @@ func Clip(text string, most int) string {
 }
 
 // Join lists values, separated by commas.
-func Join[T any](list []T) string { return Some(list, len(list)) }
-
-// Some is Join for the first few of a list, with the number of the others.
-func Some[T any](list []T, most int) string {
-	var texts []string
-	for _, item := range list[:min(len(list), most)] {
-		texts = append(texts, fmt.Sprint(item))
-	}
-	text := strings.Join(texts, ", ")
-	if more := len(list) - most; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
-}
-
-// Plural returns a number with a word, which gets an s unless there is one.
-func Plural(n int, word string) string {
-	if n == 1 {
-		return "1 " + word
-	}
-	return fmt.Sprintf("%d %ss", n, word)
-}
+func Join[T any](list []T) string { return text.Some(list, len(list)) }

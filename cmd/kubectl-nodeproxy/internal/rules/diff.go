@@ -18,6 +18,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // Difference is the difference between a node's desired state and its report, or between
@@ -87,7 +88,7 @@ func Reported(node *v1alpha1.NodeProxyRules, o *cluster.Objects) (*Difference, e
 		return d.compared(), nil
 	}
 	if old := cluster.TooOld(node); old != "" && !meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionAccepted) {
-		d.finding(nil, "%s", old) // else the condition says so
+		d.finding(nil, "%s", old) // else the condition reports it
 	}
 	d.field("settings revision", node.Spec.SettingsRevision, status.SettingsRevision)
 	d.field("generation", fmt.Sprint(node.Generation), fmt.Sprint(status.ObservedGeneration))
@@ -110,17 +111,17 @@ func Reported(node *v1alpha1.NodeProxyRules, o *cluster.Objects) (*Difference, e
 	}
 	d.counts(node, all, o, lags != "")
 	if rejected := status.Rejected; rejected != nil && rejected.Count > 0 {
-		d.finding(rejected.Examples, "its kernel rejects %s", output.Plural(int(rejected.Count), "Service"))
+		d.finding(rejected.Examples, "its kernel rejects %s", text.Count(int(rejected.Count), "Service"))
 	}
 	if status.Retained > 0 {
-		d.finding(nil, "it retains the rules of %s whose objects have vanished", output.Plural(int(status.Retained), "Service"))
+		d.finding(nil, "it retains the rules of %s whose objects have vanished", text.Count(int(status.Retained), "Service"))
 	}
 	if diff := status.Difference; diff != nil && diff.Count > 0 {
-		d.finding(diff.Examples, "its kernel differs in %s", output.Plural(int(diff.Count), "place"))
+		d.finding(diff.Examples, "its kernel differs in %s", text.Count(int(diff.Count), "place"))
 	}
 	if drift := status.Drift; drift != nil && drift.Repairs > 0 {
 		d.Notes = append(d.Notes, fmt.Sprintf("the agent has repaired external modifications (%s since it started, the last %s ago): %s",
-			output.Plural(int(drift.Repairs), "repair"), output.Age(o.Time, drift.LastTime.Time), output.Some(drift.Examples, maxExamples)))
+			text.Count(int(drift.Repairs), "repair"), output.Age(o.Time, drift.LastTime.Time), text.Some(drift.Examples, maxExamples)))
 	}
 	return d.compared(), nil
 }
@@ -157,7 +158,7 @@ func (d *Difference) counts(node *v1alpha1.NodeProxyRules, all byFamily, o *clus
 			for _, p := range svc.Ports {
 				for _, e := range slices.Concat(p.Cluster, p.Local) {
 					endpoints.Insert(e)
-					if slices.Contains(p.Members, e) {
+					if slices.Contains(p.LocalEndpoints, e) {
 						local.Insert(e)
 					}
 				}
@@ -176,7 +177,7 @@ func (d *Difference) counts(node *v1alpha1.NodeProxyRules, all byFamily, o *clus
 	unread := unread(all, o.ServiceRules)
 	if len(unread) > 0 { // the node may retain what it could read before
 		d.Notes = append(d.Notes, fmt.Sprintf("local endpoints are not compared (%d desired, %d reported), because not all Services are readable: %s",
-			len(local), status.LocalEndpoints, output.Some(unread, maxExamples)))
+			len(local), status.LocalEndpoints, text.Some(unread, maxExamples)))
 	}
 	if status.Retained == 0 { // else the node also counts those of retained Services
 		if len(unread) == 0 {
@@ -243,7 +244,7 @@ func (d *Difference) Table(w io.Writer) error {
 			}
 		}
 		if more := len(d.Services) - maxServices; more > 0 {
-			l.Linef("and %s; -o yaml prints all", output.Plural(more, "more Service"))
+			l.Linef("and %s; -o yaml prints all", text.Count(more, "more Service"))
 		}
 	}
 	if len(d.Notes) > 0 {

@@ -18,7 +18,7 @@ type Endpoint struct {
 	State string `json:"state"`
 	// OnNode: it is on this node.
 	OnNode bool `json:"onNode"`
-	// Cluster and Local say by traffic policy whether it is used; nil: no traffic has that
+	// Cluster and Local report by traffic policy whether it is used; nil: no traffic has that
 	// policy.
 	Cluster *Use `json:"cluster,omitempty"`
 	Local   *Use `json:"local,omitempty"`
@@ -68,14 +68,14 @@ func explain(p *Port, source *dataplane.Port, object *v1alpha1.ServicePort, f da
 			}
 		}
 	}
-	for _, at := range source.Members {
+	for _, at := range source.LocalEndpoints {
 		if !slices.ContainsFunc(all, func(c candidate) bool { return c.at == at }) {
 			all = append(all, candidate{at, nil})
 		}
 	}
 	var list []Endpoint
 	for _, c := range all {
-		e := Endpoint{Address: c.at.String(), State: "NotReady", OnNode: slices.Contains(source.Members, c.at)}
+		e := Endpoint{Address: c.at.String(), State: "NotReady", OnNode: slices.Contains(source.LocalEndpoints, c.at)}
 		if c.group != nil {
 			e.State = string(c.group.State)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 const (
@@ -41,7 +42,7 @@ type Report struct {
 	Services []Service `json:"services"`
 	// UnusedObjects are ServiceProxyRules without effect.
 	UnusedObjects []Unused `json:"unusedObjects,omitempty"`
-	// Notes say why the node may differ.
+	// Notes explain why the node may differ.
 	Notes []string `json:"notes,omitempty"`
 
 	one bool // for one Service, which is printed in full
@@ -152,14 +153,15 @@ func Of(node *v1alpha1.NodeProxyRules, o *cluster.Objects, only *dataplane.Servi
 		}
 	}
 	var lonely []string
-	for name := range combine.LocalEndpoints(node.Spec.LocalEndpoints) {
+	byService, _ := combine.LocalEndpoints(node.Spec.LocalEndpoints)
+	for name := range byService {
 		if objects[name] == nil {
 			lonely = append(lonely, name.String())
 		}
 	}
 	slices.Sort(lonely)
 	if only == nil && len(lonely) > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("local endpoints of Services without ServiceProxyRules have no effect: %s", output.Some(lonely, maxExamples)))
+		r.Notes = append(r.Notes, fmt.Sprintf("local endpoints of Services without ServiceProxyRules have no effect: %s", text.Some(lonely, maxExamples)))
 	}
 	for _, f := range families() {
 		for name, svc := range all[f].Services {
@@ -259,7 +261,7 @@ func nodePortAddresses(settings *v1alpha1.ProxySettings, addresses []string) str
 	}
 }
 
-// notes say why a node may differ from its desired rules.
+// notes explain why a node may differ from its desired rules.
 func notes(node *v1alpha1.NodeProxyRules, all byFamily, o *cluster.Objects) []string {
 	list := o.Notes(node, all[dataplane.IPv4].Mode)
 	if old := cluster.TooOld(node); old != "" {
@@ -267,11 +269,11 @@ func notes(node *v1alpha1.NodeProxyRules, all byFamily, o *cluster.Objects) []st
 	}
 	status := &node.Status
 	if rejected := status.Rejected; rejected != nil && rejected.Count > 0 {
-		list = append(list, fmt.Sprintf("its kernel rejects %s: %s", output.Plural(int(rejected.Count), "Service"), output.Some(rejected.Examples, maxExamples)))
+		list = append(list, fmt.Sprintf("its kernel rejects %s: %s", text.Count(int(rejected.Count), "Service"), text.Some(rejected.Examples, maxExamples)))
 	}
 	for _, f := range families() {
 		if needed := len(all[f].Services); needed > 0 && len(status.Conditions) > 0 && !slices.Contains(status.Families, string(f)) {
-			list = append(list, fmt.Sprintf("%s is not programmed there, but is needed by %s", f, output.Plural(needed, "Service")))
+			list = append(list, fmt.Sprintf("%s is not programmed there, but is needed by %s", f, text.Count(needed, "Service")))
 		}
 	}
 	return list

@@ -11,6 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // maxEndpoints is how many endpoints are printed in a list of Services.
@@ -105,7 +106,7 @@ func endpoints(used bool, list []netip.AddrPort) string {
 }
 
 func some(endpoints []netip.AddrPort) string {
-	return cmp.Or(output.Some(endpoints, maxEndpoints), "none")
+	return cmp.Or(text.Some(endpoints, maxEndpoints), "none")
 }
 
 // besides lists further properties of a Service.
@@ -119,10 +120,10 @@ func (s *Service) besides() []string {
 		add("session affinity ClientIP, %d s", s.AffinitySeconds)
 	}
 	if len(s.SourceRanges) > 0 && len(s.LoadBalancerIPs) > 0 {
-		add("load balancer for %s only", output.Some(s.SourceRanges, maxEndpoints))
+		add("load balancer for %s only", text.Some(s.SourceRanges, maxEndpoints))
 	}
 	if s.HealthCheckNodePort != 0 {
-		add("health check %d counts %s", s.HealthCheckNodePort, output.Plural(s.LocalReadyEndpoints, "local endpoint"))
+		add("health check %d counts %s", s.HealthCheckNodePort, text.Count(s.LocalReadyEndpoints, "local endpoint"))
 	}
 	if s.IPVSScheduler != "" {
 		add("IPVS scheduler %s", s.IPVSScheduler)
@@ -159,7 +160,7 @@ func (s *Service) full(l *output.Lines) {
 		}
 		l.Heading("  ENDPOINT\tSTATE\tON THIS NODE\tPOLICY CLUSTER\tPOLICY LOCAL")
 		for _, e := range p.Endpoints {
-			l.Linef("  %s\t%s\t%s\t%s\t%s", e.Address, e.State, yesOrNo(e.OnNode), e.Cluster.String(), e.Local.String())
+			l.Linef("  %s\t%s\t%s\t%s\t%s", e.Address, e.State, map[bool]string{true: "yes", false: "no"}[e.OnNode], e.Cluster.String(), e.Local.String())
 		}
 	}
 }
@@ -172,17 +173,10 @@ func (p *Port) leadsTo(policy v1alpha1.TrafficPolicy) string {
 	}
 	switch {
 	case len(list) > 0:
-		return output.Plural(len(list), "endpoint")
+		return text.Count(len(list), "endpoint")
 	case policy == v1alpha1.TrafficPolicyLocal && len(p.Endpoints) > 0:
 		return "no endpoint on this node: connections are dropped"
 	default:
 		return "no endpoint: connections are rejected"
 	}
-}
-
-func yesOrNo(is bool) string {
-	if is {
-		return "yes"
-	}
-	return "no"
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
@@ -35,8 +36,8 @@ type Report struct {
 	Findings []findings.Finding `json:"findings,omitempty"`
 	// Rollouts are changes and policies that are not complete.
 	Rollouts []Rollout `json:"rollouts,omitempty"`
-	// RejectedServices are the newest ten Services that the controller rejects.
-	RejectedServices []v1alpha1.UnrenderedService `json:"rejectedServices,omitempty"`
+	// UnrenderedServices are the newest ten Services that the controller cannot render or store.
+	UnrenderedServices []v1alpha1.UnrenderedService `json:"unrenderedServices,omitempty"`
 	// SkippedChecks could not run.
 	SkippedChecks []findings.SkippedCheck `json:"skippedChecks,omitempty"`
 	// Notes are not problems.
@@ -61,6 +62,29 @@ type Count struct {
 	Count int    `json:"count"`
 }
 
+// Able is how many nodes could run a mode.
+type Able struct {
+	Mode  v1alpha1.ProxyMode `json:"mode"`
+	Nodes int                `json:"nodes"`
+	// Of is how many report whether they could, or run the mode.
+	Of int `json:"of"`
+	// Node lacks something for the mode: the first one. Empty: none.
+	Node  string `json:"node,omitempty"`
+	Lacks string `json:"lacks,omitempty"`
+}
+
+// String returns it as in "2 of 3 could run NFTables".
+func (a Able) String() string {
+	text := fmt.Sprintf("%d of %d could run %s", a.Nodes, a.Of, a.Mode)
+	if a.Nodes == a.Of {
+		text = fmt.Sprintf("all could run %s", a.Mode)
+	}
+	if a.Node != "" {
+		text += fmt.Sprintf(" (%s: %s)", a.Node, a.Lacks)
+	}
+	return text
+}
+
 // String returns it as in "3 Failed".
 func (c Count) String() string { return fmt.Sprintf("%d %s", c.Count, c.Name) }
 
@@ -74,6 +98,9 @@ type Nodes struct {
 	Reasons []Count `json:"reasons,omitempty"`
 	// Modes counts them by the mode that runs.
 	Modes []Count `json:"modes,omitempty"`
+	// Able counts those that could run a mode, among those that report it, by the modes that not all
+	// of them run.
+	Able []Able `json:"able,omitempty"`
 	// New nodes are so new that their agent need not have reported yet.
 	New int `json:"new,omitempty"`
 	// Audit is how many have enforcement Audit.
@@ -86,8 +113,8 @@ type Nodes struct {
 type Services struct {
 	// Proxied is absent until a controller has counted them.
 	Proxied *int32 `json:"proxied,omitempty"`
-	// Rejected is how many the controller cannot render or store.
-	Rejected int `json:"rejected,omitempty"`
+	// Unrendered is how many the controller cannot render or store.
+	Unrendered int `json:"unrendered,omitempty"`
 	// RejectedByNode is the highest number that a node rejects.
 	RejectedByNode int `json:"rejectedByNode,omitempty"`
 	// RetainedByNode is the highest number that a node serves without an object.
@@ -158,15 +185,15 @@ func Of(o *cluster.Objects) *Report {
 			AgentsDeployed: meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionAgentsDeployed),
 		}
 		r.Nodes.Lagging = int(p.Status.Nodes.Lagging)
-		r.Services.Rejected = int(p.Status.UnrenderedServices)
-		r.RejectedServices = p.Status.Unrendered
+		r.Services.Unrendered = int(p.Status.UnrenderedServices)
+		r.UnrenderedServices = p.Status.Unrendered
 		if p.Status.Inventory != nil {
 			r.Services.Proxied = &p.Status.Inventory.Services
 		}
 	}
 	r.check(e)
 	r.Rollouts = rollouts(e)
-	r.healthy = len(r.Findings)+len(r.Rollouts)+r.Services.Rejected == 0
+	r.healthy = len(r.Findings)+len(r.Rollouts)+r.Services.Unrendered == 0
 	r.OK = r.healthy && len(r.SkippedChecks) == 0
 	return r
 }
@@ -192,7 +219,7 @@ func (r *Report) check(e *findings.Examination) {
 	}
 }
 
-// elsewhere reports whether another part of the report has what a finding says: the counts
+// elsewhere reports whether another part of the report has what a finding reports: the counts
 // (Audit as such is healthy), the rollouts, or the findings of the nodes.
 func elsewhere(e *findings.Examination, f *findings.Finding) bool {
 	if f.Reason == findings.ReasonAudit {
@@ -208,14 +235,14 @@ func elsewhere(e *findings.Examination, f *findings.Finding) bool {
 func (r *Report) countNodes(e *findings.Examination) {
 	counts := &r.Nodes
 	counts.Total, counts.Absent = len(e.Nodes), len(e.NodeRules)-len(e.Nodes)
-	reasons, modes, versions := map[string]int{}, map[string]int{}, map[string]int{}
+	reasons, byMode, versions := map[string]int{}, map[string]int{}, map[string]int{}
 	for _, n := range e.Nodes {
 		reason := noReport
 		if c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionProgrammed); c != nil {
 			reason = c.Reason
 		}
 		reasons[reason]++
-		modes[cmp.Or(string(n.Status.Mode), "none yet")]++
+		byMode[cmp.Or(string(n.Status.Mode), "none yet")]++
 		if e.IsNew(n) {
 			counts.New++
 		}
@@ -233,11 +260,46 @@ func (r *Report) countNodes(e *findings.Examination) {
 			r.Conntrack = append(r.Conntrack, Conntrack{Node: n.Name, UsagePercent: c.UsagePercent, Entries: c.Entries, Max: c.Max, Drop: c.Drop})
 		}
 	}
-	counts.Reasons, counts.Modes, r.AgentVersions = ranked(reasons), ranked(modes), ranked(versions)
+	counts.Able = able(e.Nodes)
+	counts.Reasons, counts.Modes, r.AgentVersions = ranked(reasons), ranked(byMode), ranked(versions)
 	slices.SortStableFunc(r.Conntrack, func(a, b Conntrack) int {
 		return cmp.Or(cmp.Compare(b.UsagePercent, a.UsagePercent), cmp.Compare(b.Drop, a.Drop))
 	})
 	r.Conntrack = r.Conntrack[:min(len(r.Conntrack), maxConntrack)]
+}
+
+// able counts the nodes that could run each mode but the baseline, which all can run, unless all
+// that report it run it.
+func able(nodes []*v1alpha1.NodeProxyRules) []Able {
+	var out []Able
+	run := map[v1alpha1.ProxyMode]int{}
+	for _, n := range nodes {
+		if n.Status.Agent == nil {
+			continue
+		}
+		for _, support := range n.Status.Agent.Modes {
+			if support.Mode == modes.Baseline() {
+				continue
+			}
+			i := slices.IndexFunc(out, func(a Able) bool { return a.Mode == support.Mode })
+			if i < 0 {
+				i = len(out)
+				out = append(out, Able{Mode: support.Mode})
+			}
+			a := &out[i]
+			a.Of++
+			if n.Status.Mode == support.Mode {
+				run[support.Mode]++
+			}
+			switch {
+			case support.Lacks == "":
+				a.Nodes++
+			case a.Node == "":
+				a.Node, a.Lacks = n.Name, support.Lacks
+			}
+		}
+	}
+	return slices.DeleteFunc(out, func(a Able) bool { return run[a.Mode] == a.Of })
 }
 
 // ranked lists counts, the highest first.

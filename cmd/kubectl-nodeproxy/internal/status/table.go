@@ -8,6 +8,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 const (
@@ -30,12 +31,12 @@ func (r *Report) Table(w io.Writer) error {
 	r.findings(l, findings.Problem, "PROBLEMS")
 	r.findings(l, findings.Warning, "WARNINGS")
 	r.rollouts(l)
-	if len(r.RejectedServices) > 0 {
-		l.Heading("SERVICES REJECTED BY THE CONTROLLER")
-		for _, s := range r.RejectedServices {
+	if len(r.UnrenderedServices) > 0 {
+		l.Heading("SERVICES NOT RENDERED")
+		for _, s := range r.UnrenderedServices {
 			l.Linef("%s/%s: %s", s.Namespace, s.Name, output.Clip(s.Message, maxMessage))
 		}
-		if more := r.Services.Rejected - len(r.RejectedServices); more > 0 {
+		if more := r.Services.Unrendered - len(r.UnrenderedServices); more > 0 {
 			l.Linef("and %d more: kubectl get events -A --field-selector involvedObject.kind=Service", more)
 		}
 	}
@@ -49,21 +50,21 @@ func (r *Report) Table(w io.Writer) error {
 
 // verdict is the last line about a healthy cluster.
 func (r *Report) verdict() string {
-	text := "Everything is healthy"
+	line := "Everything is healthy"
 	if !r.OK {
-		text = "No problems found, but some checks were skipped"
+		line = "No problems found, but some checks were skipped"
 	}
 	var except []string
 	if n := r.Nodes.Audit; n > 0 {
-		except = append(except, output.Plural(n, "node")+" with enforcement Audit")
+		except = append(except, text.Count(n, "node")+" with enforcement Audit")
 	}
 	if n := r.Nodes.New; n > 0 {
-		except = append(except, "no report yet from "+output.Plural(n, "new node"))
+		except = append(except, "no report yet from "+text.Count(n, "new node"))
 	}
 	if len(except) > 0 {
-		text += "; " + strings.Join(except, ", ")
+		line += "; " + strings.Join(except, ", ")
 	}
-	return text + "."
+	return line + "."
 }
 
 func (r *Report) overview(l *output.Lines) {
@@ -95,11 +96,14 @@ func (r *Report) overview(l *output.Lines) {
 	}
 	l.Linef("NODES\t%s", nodes)
 	if r.Nodes.Total > 0 {
-		modes := counts(r.Nodes.Modes)
+		modes := []string{counts(r.Nodes.Modes)}
 		if r.Nodes.Audit > 0 {
-			modes += fmt.Sprintf("; %d with enforcement Audit", r.Nodes.Audit)
+			modes = append(modes, fmt.Sprintf("%d with enforcement Audit", r.Nodes.Audit))
 		}
-		l.Linef("MODES\t%s", modes)
+		for _, a := range r.Nodes.Able {
+			modes = append(modes, a.String())
+		}
+		l.Linef("MODES\t%s", strings.Join(modes, "; "))
 	}
 	if p != nil {
 		l.Linef("SERVICES\t%s", r.services())
@@ -110,11 +114,11 @@ func (r *Report) overview(l *output.Lines) {
 	if len(r.Conntrack) > 0 {
 		var tables []string
 		for _, c := range r.Conntrack {
-			text := fmt.Sprintf("%s %d%%", c.Node, c.UsagePercent)
+			line := fmt.Sprintf("%s %d%%", c.Node, c.UsagePercent)
 			if c.Drop > 0 {
-				text += fmt.Sprintf(" (%s dropped since it started)", output.Plural(int(c.Drop), "packet"))
+				line += fmt.Sprintf(" (%s dropped since it started)", text.Count(int(c.Drop), "packet"))
 			}
-			tables = append(tables, text)
+			tables = append(tables, line)
 		}
 		l.Linef("CONNTRACK\tfullest: %s", strings.Join(tables, ", "))
 	}
@@ -125,8 +129,8 @@ func (r *Report) services() string {
 	if n := r.Services.Proxied; n != nil {
 		text = fmt.Sprintf("%d proxied", *n)
 	}
-	if n := r.Services.Rejected; n > 0 {
-		text += fmt.Sprintf("; %d rejected by the controller", n)
+	if n := r.Services.Unrendered; n > 0 {
+		text += fmt.Sprintf("; %d not rendered", n)
 	}
 	if n := r.Services.RejectedByNode; n > 0 {
 		text += fmt.Sprintf("; up to %d rejected by a node", n)
@@ -137,7 +141,7 @@ func (r *Report) services() string {
 	return text
 }
 
-func counts(list []Count) string { return output.Some(list, maxCounts) }
+func counts(list []Count) string { return text.Some(list, maxCounts) }
 
 // findings prints the findings of a severity, those of one reason together.
 func (r *Report) findings(l *output.Lines, severity findings.Severity, heading string) {
@@ -174,7 +178,7 @@ func (r *Report) group(l *output.Lines, group []findings.Finding) {
 	}
 	slices.Sort(nodes)
 	if n := len(slices.Compact(nodes)); n > 0 {
-		heading += ", " + output.Plural(n, "node")
+		heading += ", " + text.Count(n, "node")
 	}
 	if since := group[0].Since; !since.IsZero() {
 		heading += " for " + output.Age(r.Time.Time, since.Time)
@@ -184,7 +188,7 @@ func (r *Report) group(l *output.Lines, group []findings.Finding) {
 	for _, f := range group[:min(len(group), maxExamples)] {
 		message := output.Clip(f.Message, maxMessage)
 		if at := places(f); len(at) > 0 {
-			message = output.Some(at, maxNames) + ": " + message
+			message = text.Some(at, maxNames) + ": " + message
 		}
 		l.Linef("  %s", message)
 		if !slices.Contains(remedies, f.Remedy) {
@@ -192,7 +196,7 @@ func (r *Report) group(l *output.Lines, group []findings.Finding) {
 		}
 	}
 	if more := len(group) - maxExamples; more > 0 {
-		l.Linef("  and %d more: %s", more, output.Some(places(group[maxExamples:]...), maxNames))
+		l.Linef("  and %d more: %s", more, text.Some(places(group[maxExamples:]...), maxNames))
 	}
 	for _, remedy := range remedies {
 		l.Linef("  remedy: %s", remedy)

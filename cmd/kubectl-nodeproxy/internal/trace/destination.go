@@ -64,7 +64,7 @@ func (w *world) destination(text string) (*destination, error) {
 	return d, nil
 }
 
-// MayBePod reports whether --to can only be a pod, as far as can be told without the pods.
+// MayBePod reports whether --to can only be a pod, as far as can be determined without the pods.
 func MayBePod(o *cluster.Objects, q Question) bool {
 	w := &world{Objects: o, namespace: q.Namespace}
 	of, named := cutKind(q.To)

@@ -1,5 +1,5 @@
 // Package trace predicts the path of a packet on a node, between addresses or the pods, nodes
-// and Services that the user names. It is pure: objects in, a report out.
+// and Services that the user names: objects in, a report out.
 //
 //   - trace.go, table.go: the report and how it is printed
 //   - source.go, destination.go: what the user names

@@ -13,13 +13,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
-	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // maxUnused is how many unused objects are named.
 const maxUnused = 5
 
-// notes say why a node may differ from its desired rules. An agent that does not support
+// notes explain why a node may differ from its desired rules. An agent that does not support
 // their format is an error: its rules have nothing to do with them.
 func notes(node *v1alpha1.NodeProxyRules, set *combine.Set, o *cluster.Objects) ([]string, error) {
 	if old := cluster.TooOld(node); old != "" {
@@ -43,7 +43,7 @@ func leftOut(set *combine.Set, o *v1alpha1.ServiceProxyRules) string {
 	}
 	why := fmt.Sprintf("it has no usable %s cluster IP", set.Family)
 	if problems := set.Problems[name]; len(problems) > 0 {
-		why += ": " + output.Some(problems, maxUnused)
+		why += ": " + text.Some(problems, maxUnused)
 	}
 	return why
 }
@@ -91,7 +91,7 @@ func (w *world) unused(set *combine.Set, node *v1alpha1.NodeProxyRules, result *
 		out = append(out, newer.Error())
 	}
 	if retained := int(node.Status.Retained); retained > 0 && result.Service == nil {
-		out = append(out, fmt.Sprintf("%s may be an address of the %s that the node retains without an object, and still serves", result.Destination.Addr(), output.Plural(retained, "Service")))
+		out = append(out, fmt.Sprintf("%s may be an address of the %s that the node retains without an object, and still serves", result.Destination.Addr(), text.Count(retained, "Service")))
 	}
 	return out
 }

@@ -37,10 +37,37 @@ func (r *Report) Table(w io.Writer) error {
 			l.Linef("by: %s", rule)
 		}
 	}
+	if found := r.lookups(); len(found) > 0 {
+		l.Heading("LOOKUPS")
+		for _, line := range found {
+			l.Linef("%s", line)
+		}
+	}
 	if r.AffinitySeconds > 0 {
 		l.Heading(fmt.Sprintf("Session affinity: a client keeps its endpoint until it has been idle for %d s. This trace is for a new client.", r.AffinitySeconds))
 	}
 	return l.Write(w)
+}
+
+// maxLookups is how many lookups are printed.
+const maxLookups = 30
+
+// lookups are those in maps and sets of nf_tables, of all outcomes.
+func (r *Report) lookups() []string {
+	var out []string
+	known := map[string]bool{}
+	for i := range r.Outcomes {
+		for _, s := range r.Outcomes[i].Steps {
+			if line := s.String(); s.IsLookup() && !known[line] {
+				known[line] = true
+				out = append(out, line)
+			}
+		}
+	}
+	if more := len(out) - maxLookups; more > 0 {
+		out = append(out[:maxLookups], fmt.Sprintf("and %d more: -o json", more))
+	}
+	return out
 }
 
 func (r *Report) sender() string {
@@ -60,7 +87,7 @@ func (r *Report) target() string {
 	if r.Service == nil {
 		return to + " (not a Service)"
 	}
-	return fmt.Sprintf("%s (%s)", to, r.Service.text)
+	return fmt.Sprintf("%s (%s)", to, r.Service.Text())
 }
 
 // source is what happens to the client's address.
@@ -74,15 +101,18 @@ func (o *Outcome) source() string {
 	return "preserved"
 }
 
-// rule is the one that rejects or drops the packet, as iptables-save prints it; empty: none
+// rule is the one that rejects or drops the packet, as iptables-save or nft prints it; empty: none
 // does.
 func (o *Outcome) rule() string {
 	if len(o.Steps) == 0 || o.Fate != tracer.Rejected && o.Fate != tracer.Dropped {
 		return ""
 	}
 	last := o.Steps[len(o.Steps)-1]
-	if last.Table == "ipvs" {
+	switch last.Kind {
+	case tracer.VirtualServer:
 		return fmt.Sprintf("virtual server %s: %s", last.Chain, last.Rule)
+	case tracer.NFTablesRule:
+		return fmt.Sprintf("table %s, chain %s: %s", last.Table, last.Chain, last.Rule)
 	}
 	return fmt.Sprintf("-t %s -A %s %s", last.Table, last.Chain, last.Rule)
 }

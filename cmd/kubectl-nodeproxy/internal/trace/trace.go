@@ -32,58 +32,21 @@ type Question struct {
 // Report is the predicted path of a packet.
 type Report struct {
 	metav1.TypeMeta `json:",inline"`
-	Node            string             `json:"node"`
-	From            string             `json:"from"`
-	To              string             `json:"to"`
-	Mode            v1alpha1.ProxyMode `json:"mode"`
-	Family          dataplane.Family   `json:"family"`
-	Protocol        v1alpha1.Protocol  `json:"protocol"`
-	Source          netip.Addr         `json:"source"`
-	Origin          tracer.Origin      `json:"origin"`
-	Destination     netip.AddrPort     `json:"destination"`
-	// Service is absent if the destination is not a Service's.
-	Service *Target `json:"service,omitempty"`
-	// AffinitySeconds is how long a client keeps its endpoint; 0: no session affinity.
-	AffinitySeconds int32     `json:"affinitySeconds,omitempty"`
-	Outcomes        []Outcome `json:"outcomes"`
-	// Notes say why the node may differ, and what else to consider.
-	Notes []string `json:"notes,omitempty"`
-}
-
-// Target is the port of the Service to which the packet is sent.
-type Target struct {
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	Port      string `json:"port,omitempty"`
-	// AddressType is ClusterIP, ExternalIP, LoadBalancerIP or NodePort.
-	AddressType dataplane.Kind `json:"addressType"`
-
-	text string
+	Node            string `json:"node"`
+	From            string `json:"from"`
+	To              string `json:"to"`
+	tracer.Result   `json:",inline"`
+	// Outcomes are those of the result, with pods and paths.
+	Outcomes []Outcome `json:"outcomes"`
 }
 
 // Outcome is a possible outcome for the packet.
 type Outcome struct {
-	Fate tracer.Fate `json:"fate"`
-	// Share is its probability, 0 to 1.
-	Share float64 `json:"share"`
-	// Endpoint is the new destination, if any, and Pod its pod (namespace/name), if known.
-	Endpoint *netip.AddrPort `json:"endpoint,omitempty"`
-	Pod      string          `json:"pod,omitempty"`
-	// Masqueraded: the source becomes an address of the node.
-	Masqueraded bool `json:"masqueraded"`
-	// Message is why it reaches no endpoint.
-	Message string `json:"message,omitempty"`
-	// Path is the chains, or the virtual server, that lead to it.
+	tracer.Outcome `json:",inline"`
+	// Pod is the endpoint's pod (namespace/name), if known.
+	Pod string `json:"pod,omitempty"`
+	// Path is the chains and maps, or the virtual server, that lead to it.
 	Path []string `json:"path"`
-	// Steps are all matching rules in order. The last one rejects or drops the packet, if any
-	// does.
-	Steps []tracer.Step `json:"steps"`
-}
-
-// addressTypes are what destinations are called in the report.
-var addressTypes = map[tracer.Kind]dataplane.Kind{
-	tracer.ClusterIP: dataplane.ClusterIP, tracer.ExternalIP: dataplane.ExternalIP,
-	tracer.LoadBalancerIP: dataplane.LoadBalancerIP, tracer.NodePort: dataplane.NodePort,
 }
 
 // Of predicts the path of a packet.
@@ -121,11 +84,7 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	if err := o.NewerNode(node); err != nil {
 		return nil, err
 	}
-	family := dataplane.IPv4
-	if !packet.Destination.Addr().Is4() {
-		family = dataplane.IPv6
-	}
-	set, err := combine.Whole(node, o.ServiceRules, family)
+	set, err := combine.Whole(node, o.ServiceRules, dataplane.FamilyOf(packet.Destination.Addr()))
 	if err != nil {
 		return nil, fmt.Errorf("the desired rules of the node cannot be computed: %w", err)
 	}
@@ -151,24 +110,11 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 	return r, nil
 }
 
-// report converts the result of the tracer.
+// report converts the result of a trace.
 func (w *world) report(node string, q Question, result *tracer.Result) *Report {
-	r := &Report{
-		TypeMeta: output.Type("Trace"), Node: node, From: q.From, To: q.To,
-		Mode: result.Mode, Family: result.Family, Protocol: result.Protocol, Source: result.Source, Origin: result.Origin,
-		Destination: result.Destination, AffinitySeconds: result.AffinitySeconds,
-	}
-	if s := result.Service; s != nil {
-		r.Service = &Target{
-			Namespace: s.Namespace, Name: s.Name, Port: s.Port, AddressType: addressTypes[s.Kind], text: fmt.Sprintf("%s of %s", s.Kind, s),
-		}
-	}
-	for i := range result.Outcomes {
-		o := &result.Outcomes[i]
-		r.Outcomes = append(r.Outcomes, Outcome{
-			Fate: o.Fate, Share: o.Share, Endpoint: o.Endpoint, Pod: w.podOf(result.Service, o.Endpoint),
-			Masqueraded: o.Masqueraded, Message: o.Why, Path: o.Via(), Steps: o.Steps,
-		})
+	r := &Report{TypeMeta: output.Type("Trace"), Node: node, From: q.From, To: q.To, Result: *result}
+	for _, o := range result.Outcomes {
+		r.Outcomes = append(r.Outcomes, Outcome{Outcome: o, Pod: w.podOf(result.Service, o.Endpoint), Path: o.Via()})
 	}
 	return r
 }

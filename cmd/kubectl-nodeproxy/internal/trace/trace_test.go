@@ -124,6 +124,27 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// TestLookups: in mode NFTables, what maps and sets have is printed.
+func TestLookups(t *testing.T) {
+	o := objects()
+	o.NodeRules[0].Status.Mode = v1alpha1.ModeNFTables
+	got := ask(t, o, "node-1", "203.0.113.9", "10.96.0.10:80")
+	for _, want := range []string{
+		"map service-ips → cluster-affine-1 → pick-affine-1 → pick-1 → map endpoints → 10.244.1.5:8080", "LOOKUPS\n",
+		"map service-ips: 10.96.0.10 . tcp . 80 -> goto cluster-affine-1\n",
+		"map affinity: 203.0.113.9 . 10.96.0.10 . tcp . 80 -> not found\n",
+		"map endpoints: 10.96.0.10 . tcp . 80 . 0 -> 10.244.1.5 . 8080\n",
+		"set affine-600: 10.96.0.10 . tcp . 80 -> found\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got\n%s\nwithout %q", got, want)
+		}
+	}
+	if got := ask(t, o, "", "cart", "empty"); !strings.Contains(got, "by: table ip nodeproxy, chain no-endpoints: meta l4proto tcp reject with tcp reset") {
+		t.Errorf("got\n%s", got)
+	}
+}
+
 // TestBadInput: each error is one line with a remedy.
 func TestBadInput(t *testing.T) {
 	for _, c := range []struct{ node, from, to, want string }{

@@ -1,10 +1,3 @@
-// Command echo is the server in each pod of a local cluster. On each given port, over TCP,
-// UDP and SCTP, it answers every line or datagram with one line: its own name and the
-// address of the client as it sees it. A TCP or SCTP connection stays open until the
-// client closes it. Over HTTP it answers each request with the same line.
-//
-// With -drain it ends like a well-behaved server: on SIGTERM its /readyz fails, it
-// continues to serve for that long, finishes requests, and exits.
 package main
 
 import (
@@ -63,7 +56,7 @@ func (s *server) endOnSignal(asked <-chan os.Signal, drain time.Duration) {
 }
 
 // shutDown closes connections over HTTP that wait for nothing, and answers the
-// others first. Clients of the other protocols know when they are through.
+// others first. Clients of the other protocols know when they have finished.
 func (s *server) shutDown() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -54,7 +54,7 @@ func startServer(t *testing.T, args string) (*exec.Cmd, *bufio.Scanner) {
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	lines := bufio.NewScanner(out)
 	if !lines.Scan() || lines.Text() != "ready" {
-		t.Fatalf("the server says %q: %v", lines.Text(), lines.Err())
+		t.Fatalf("the server reports %q: %v", lines.Text(), lines.Err())
 	}
 	return cmd, lines
 }
@@ -83,7 +83,7 @@ func TestAServerThatDrainsGoesOnServing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !out.Scan() || !strings.HasPrefix(out.Text(), "ending") {
-		t.Fatalf("after SIGTERM the server says %q: %v", out.Text(), out.Err())
+		t.Fatalf("after SIGTERM the server reports %q: %v", out.Text(), out.Err())
 	}
 	if status, _ := get(t, "http://"+web+"/readyz"); status != http.StatusServiceUnavailable {
 		t.Errorf("while it drains /readyz answers %d", status)

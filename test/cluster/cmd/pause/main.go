@@ -1,5 +1,3 @@
-// Command pause keeps the namespaces of a pod on a real node alive until it is told to
-// exit.
 package main
 
 import (

@@ -1,8 +1,3 @@
-// Command states records the states for the golden tests of the kubectl plugin from a local
-// cluster with nodeproxy (as root; three minutes). Command compact adds them to the tests:
-//
-//	go run ./test/recorded/cmd/states -bin bin -out RECORDED
-//	go run ./test/recorded/cmd/compact -from RECORDED -to cmd/kubectl-nodeproxy/testdata/states
 package main
 
 import (
@@ -263,7 +258,7 @@ func (s *story) done(ctx context.Context) error {
 	return nil
 }
 
-// askForIPVS asks for a mode that these nodes lack, and says what to do then.
+// askForIPVS asks for a mode that these nodes lack, and explains what to do then.
 func (s *story) askForIPVS(ctx context.Context) error {
 	if err := s.set(ctx, func(settings *v1alpha1.WrittenSettings) {
 		settings.Mode, settings.Fallback = new(v1alpha1.ModeIPVS), new(v1alpha1.FallbackIPTables)
@@ -291,7 +286,7 @@ func (s *story) withoutFallback(ctx context.Context) error {
 				return nil
 			}
 		}
-		return errors.New("no node refuses it")
+		return errors.New("no node rejects it")
 	})
 }
 
@@ -316,7 +311,7 @@ func (s *story) loseObject(ctx context.Context) error {
 	return s.until(ctx, func(ctx context.Context) error { return s.nodeproxy.Reported(ctx, v1alpha1.ReasonRetained) })
 }
 
-// stopAgent ends the agent of the second node and waits until the controller says so.
+// stopAgent ends the agent of the second node and waits until the controller reports it.
 func (s *story) stopAgent(ctx context.Context) error {
 	var err error
 	if s.controller, err = s.nodeproxy.StartController(); err != nil {

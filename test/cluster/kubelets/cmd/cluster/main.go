@@ -1,6 +1,3 @@
-// Command cluster starts a cluster of package kubelets with nodeproxy installed from its
-// images and manifest, waits until it is healthy, and leaves it running. `make cluster`
-// builds what it needs and runs it.
 package main
 
 import (
@@ -58,7 +55,7 @@ func removeClusters(ctx context.Context, numbers []string) error {
 // errInterrupted means that the user has ended the start.
 var errInterrupted = errors.New("interrupted; what was started is removed")
 
-// setup says what kind of cluster to start.
+// setup configures the cluster.
 type setup struct {
 	nodes     int
 	kubeProxy bool
@@ -87,7 +84,7 @@ func (s *setup) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.say("the nodes are ready")
+	s.report("the nodes are ready")
 	err = s.finish(ctx, c)
 	if ctx.Err() != nil {
 		return errors.Join(errInterrupted, c.Stop())
@@ -104,7 +101,7 @@ To remove it: make cluster-clean CLUSTERS=%d
 	return errors.Join(err, c.Leave())
 }
 
-func (s *setup) say(what string) {
+func (s *setup) report(what string) {
 	fmt.Printf("%6.1f s  %s\n", time.Since(s.begin).Seconds(), what)
 }
 
@@ -119,12 +116,12 @@ func (s *setup) finish(ctx context.Context, c *kubelets.Cluster) error {
 	if _, err := c.Kubectl(ctx, "apply", "-f", s.nodeproxy); err != nil {
 		return err
 	}
-	s.say("nodeproxy is installed")
+	s.report("nodeproxy is installed")
 	// Its status is written by an agent on each node that runs.
 	if _, err := c.Kubectl(ctx, "wait", "--for=condition=Ready", "--timeout=120s", "nodeproxy/cluster"); err != nil {
 		return err
 	}
-	s.say("each node reports the desired state")
+	s.report("each node reports the desired state")
 	if err := s.waitForPods(ctx, c); err != nil {
 		return err
 	}
@@ -137,7 +134,7 @@ func (s *setup) waitForPods(ctx context.Context, c *kubelets.Cluster) error {
 	for {
 		err := c.PodsReady(limit)
 		if err == nil {
-			s.say("all pods are ready")
+			s.report("all pods are ready")
 			return show(ctx, c, "get", "nodes,pods", "-A")
 		}
 		select {
@@ -148,7 +145,7 @@ func (s *setup) waitForPods(ctx context.Context, c *kubelets.Cluster) error {
 	}
 }
 
-// show prints what kubectl says.
+// show prints what kubectl reports.
 func show(ctx context.Context, c *kubelets.Cluster, args ...string) error {
 	out, err := c.Kubectl(ctx, args...)
 	if err != nil {

@@ -1,0 +1,77 @@
+package nft
+
+import (
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// datagram is a message with attributes.
+func datagram(kind int, family byte, attributes []byte) []byte {
+	b := append(appendHeader(nil, kind, 0, 1, family, 0), attributes...)
+	b[0], b[1] = byte(len(b)), byte(len(b)>>8)
+	return b
+}
+
+func event(kind int, family byte, name string) []byte {
+	return datagram(unix.NFNL_SUBSYS_NFTABLES<<8|kind, family, attributes(nil).text(unix.NFTA_TABLE_NAME, name))
+}
+
+func generation(n uint32, pid uint32, program string) []byte {
+	return datagram(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN, 0,
+		attributes(nil).number(unix.NFTA_GEN_ID, n).number(unix.NFTA_GEN_PROC_PID, pid).text(unix.NFTA_GEN_PROC_NAME, program))
+}
+
+func TestEvents(t *testing.T) {
+	e := Events{Family: table.Family, Touches: table.Of}
+	read := func(parts ...[]byte) []Commit { return slices.Collect(e.Read(slices.Concat(parts...))) }
+	for name, c := range map[string]struct {
+		datagram []byte
+		want     []Commit
+	}{
+		"added":            {slices.Concat(event(unix.NFT_MSG_NEWSETELEM, table.Family, "test"), generation(7, 12, "nft")), []Commit{{Generation: 7, By: "nft, PID 12"}}},
+		"removed":          {slices.Concat(event(unix.NFT_MSG_DELSETELEM, table.Family, "test"), event(unix.NFT_MSG_NEWSETELEM, table.Family, "test"), generation(8, 0, "")), []Commit{{Generation: 8, Removed: true}}},
+		"another table":    {slices.Concat(event(unix.NFT_MSG_DELTABLE, table.Family, "other"), generation(9, 12, "nft")), nil},
+		"another family":   {slices.Concat(event(unix.NFT_MSG_DELTABLE, unix.NFPROTO_IPV6, "test"), generation(9, 12, "nft")), nil},
+		"nothing":          {generation(9, 12, "nft"), nil},
+		"cut off":          {event(unix.NFT_MSG_DELTABLE, table.Family, "test")[:18], nil},
+		"a length of zero": {make([]byte, 40), nil},
+	} {
+		if got := read(c.datagram); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+	if first, second := read(event(unix.NFT_MSG_DELTABLE, table.Family, "test")), read(generation(10, 1, "a")); len(first) != 0 || len(second) != 1 {
+		t.Errorf("a batch in two datagrams: %+v, then %+v", first, second)
+	}
+}
+
+// FuzzMessages parses anything without harm.
+func FuzzMessages(f *testing.F) {
+	f.Add(slices.Concat(event(unix.NFT_MSG_NEWSETELEM, 2, "test"), generation(7, 12, "nft")))
+	var b Batch
+	b.AddSet(table, &sources)
+	b.AddElement(table, "sources", &Element{Key: key("10.0.0.1", 1, 2), Comment: "x"})
+	b.AddElement(table, "service-ips", &Element{Key: key("10.0.0.1", 1), Verdict: Goto("pick")})
+	b.AddRule(table, "pick", "x", rules()["learn"]...)
+	b.AddChain(table, "base", &Hook{Type: "nat"})
+	f.Add(b.messages)
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		e := Events{Family: table.Family, Touches: table.Of}
+		for range e.Read(b) {
+		}
+		for m := range messages(b) {
+			parseTable(m.body)
+			parseChain(m.body)
+			_, set := parseSet(m.body)
+			set.Is(&sources)
+			_, rule := parseRule(m.body)
+			Same(rule.Exprs, rule.Exprs)
+			Same(rules()["learn"], rule.Exprs)
+			parseElements(m.body, func(*Element) {})
+			_ = errorOf(m)
+			_ = describe(m, 7)
+		}
+	})
+}

@@ -1,0 +1,153 @@
+package nftables
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
+)
+
+// TestReplacedTable: packets meet the former table until the new one is complete, in which a rejected
+// Service is missing.
+func TestReplacedTable(t *testing.T) {
+	r := newRig(t)
+	bad := web()
+	bad.Ports[0].Cluster = append(bad.Ports[0].Cluster, netip.MustParseAddrPort("[fd00::1]:80")) // of the other family
+	for n := range 20 {
+		r.set(numbered(n, 3))
+	}
+	r.apply()
+	for what, test := range map[string]struct {
+		services, endpoints, batches int
+	}{"as a whole": {40, 3, 1}, "too large for a batch": {160, 2000, 2}} {
+		for n := range test.services {
+			r.set(numbered(n, test.endpoints))
+		}
+		r.set(bad)
+		r.nft("delete table ip nodeproxy; add table ip nodeproxy; add set ip nodeproxy service-ips { type ipv4_addr; }")
+		r.restart()
+		committed := 0
+		r.wrap(func(b *nft.Batch, generation uint32, under kernel) error {
+			err := under.Commit(b, generation)
+			if err == nil && b.Len() > 0 {
+				committed++
+			}
+			if _, of := r.sizes(); committed == 1 && of["nat-prerouting"] == 0 {
+				t.Errorf("%s: a batch leaves a table without rules", what)
+			}
+			r.expectGuarded(what)
+			return err
+		})
+		result := r.apply()
+		if _, rejected := result.Rejected[bad.Name]; !rejected || len(result.Rejected) != 1 {
+			t.Errorf("%s: rejected are %v", what, result.Rejected)
+		}
+		if committed != test.batches {
+			t.Errorf("%s: %d batches, want %d", what, committed, test.batches)
+		}
+	}
+}
+
+// expectGuarded: the set that has unused ports of cluster IPs rejected has none without destinations.
+func (r *rig) expectGuarded(when string) {
+	r.Helper()
+	c := &config{family: r.of}
+	l, err := c.list(r.conn)
+	if err != nil {
+		r.Fatal(err)
+	}
+	served := map[netip.Addr]struct{}{}
+	for k := range c.state(l).destinations {
+		served[k.Addr()] = struct{}{}
+	}
+	lacking := 0
+	for _, e := range l.elements[setClusterIPs] {
+		a, _ := c.parseAddress(e.Key)
+		if _, found := served[a]; !found {
+			lacking++
+		}
+	}
+	if lacking > 0 {
+		r.Errorf("%s: a batch leaves %d of %d cluster IPs without destinations", when, lacking, len(l.elements[setClusterIPs]))
+	}
+}
+
+// TestGuardGoesFirst: a full pass that removes Services does not reject connections to them meanwhile.
+func TestGuardGoesFirst(t *testing.T) {
+	r := newRig(t)
+	for n := range 20 {
+		r.set(numbered(n, 3))
+	}
+	r.apply()
+	clear(r.rules.Services)
+	r.restart()
+	r.wrap(func(b *nft.Batch, generation uint32, under kernel) error {
+		err := under.Commit(b, generation)
+		r.expectGuarded("a removal")
+		return err
+	})
+	r.apply()
+}
+
+// TestReplacedBesideWriter: a table is replaced although another program never stops changing tables.
+func TestReplacedBesideWriter(t *testing.T) {
+	r := newRig(t)
+	r.set(web())
+	r.apply()
+	r.nft("delete table ip nodeproxy; add table ip nodeproxy; add set ip nodeproxy service-ips { type ipv4_addr; }")
+	tries := 0
+	r.wrap(func(b *nft.Batch, generation uint32, under kernel) error {
+		tries++
+		r.nft("add table ip other; delete table ip other")
+		return under.Commit(b, generation)
+	})
+	r.rules.Full = true
+	if r.apply(); tries < fullTries {
+		t.Errorf("%d batches, fewer than tries", tries)
+	}
+}
+
+// TestFormerRanges: a table of an earlier version, which had intervals in one set, is replaced by one
+// batch, and what the checkpoint may not change keeps its source ranges.
+func TestFormerRanges(t *testing.T) {
+	r := newRig(t)
+	s := web()
+	s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.9/32")}
+	r.set(s)
+	r.apply()
+	r.nft(`flush chain ip nodeproxy allowed-sources
+		delete set ip nodeproxy source-ranges-24
+		delete set ip nodeproxy source-ranges-32
+		add set ip nodeproxy source-ranges { type ipv4_addr . inet_proto . inet_service . ipv4_addr; flags interval; }
+		add element ip nodeproxy source-ranges { 203.0.113.2 . tcp . 80 . 198.51.100.0/24, 203.0.113.2 . tcp . 80 . 203.0.113.9 }
+		flush chain ip nodeproxy limited-external-2
+		add rule ip nodeproxy limited-external-2 ip daddr . meta l4proto . th dport . ip saddr @source-ranges goto external-2
+		add rule ip nodeproxy limited-external-2 drop
+		delete chain ip nodeproxy allowed-sources`)
+	older := web()
+	older.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	r.set(older)
+	r.restart()
+	r.rules.Preserve = map[dataplane.ServiceName]struct{}{older.Name: {}}
+	batches := 0
+	r.wrap(func(b *nft.Batch, generation uint32, under kernel) error {
+		err := under.Commit(b, generation)
+		if err == nil && b.Len() > 0 {
+			batches++
+		}
+		return err
+	})
+	if _, err := r.Apply(t.Context(), &r.rules); err != nil || batches != 1 {
+		t.Errorf("%d batches, %v", batches, err)
+	}
+	elements, _ := r.sizes()
+	if _, left := elements[formerRanges]; left || elements[rangesSet(24)] != 1 || elements[rangesSet(32)] != 1 {
+		t.Errorf("the sets have so many elements: %v", elements)
+	}
+	r.rules.Preserve, r.rules.Full = nil, true
+	r.set(s)
+	if result := r.apply(); result.ServicesChanged != 0 {
+		t.Errorf("%d Services change once they are known", result.ServicesChanged)
+	}
+}

@@ -1,0 +1,2 @@
+// Package admission embeds the manifests of the admission policies.
+package admission

@@ -1,0 +1,2 @@
+// Package agent embeds the manifest of the agents' DaemonSet.
+package agent

@@ -1,0 +1,2 @@
+// Package crd embeds the CRDs.
+package crd

@@ -1,0 +1,3 @@
+// Command pause keeps the namespaces of a pod on a real node alive until it is asked to
+// exit.
+package main

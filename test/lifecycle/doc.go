@@ -1,0 +1,3 @@
+// Package lifecycle tests controller and agents together, with a real API server and
+// kernels in memory.
+package lifecycle
