@@ -142,7 +142,7 @@ func (s *Store) Commit(b Batch, outcomes map[dataplane.Family]dataplane.Outcome[
 			}
 		default:
 			f.succeed(&outcome.Value, b.Rulesets[family], now)
-			s.ledger.leave(outcome.Value.Unfinished)
+			s.ledger.leave(outcome.Value.Unfinished, b.Rulesets[family].Dirty, s.actual.applied)
 			if report != nil && outcome.Value.Kind == v1alpha1.SyncFull {
 				f.fullEnd, f.fullTook = now, time.Duration(report.DurationMilliseconds)*time.Millisecond
 			}

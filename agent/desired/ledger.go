@@ -202,12 +202,16 @@ func (l *ledger) reached(batch Applied) Applied {
 	return batch
 }
 
-// leave notes that Services are unfinished: what is left of their changes is deferred again.
-func (l *ledger) leave(unfinished map[dataplane.ServiceName]struct{}) {
+// leave notes that Services of a batch are unfinished, by whatever was applied before: what is left of
+// their changes is deferred, even of those that were not deferred before.
+func (l *ledger) leave(unfinished, batch map[dataplane.ServiceName]struct{}, before Applied) {
 	for name := range unfinished {
+		if _, dirty := batch[name]; !dirty {
+			continue // a rejected Service that has not changed: its retry is due
+		}
 		change, taken := l.taken[name]
 		if !taken {
-			continue // a rejected Service that has not changed: its retry is due
+			change = deferral{since: l.clock.Now(), before: before}
 		}
 		change.force = true // it is combined already
 		l.deferred[name] = change

@@ -80,6 +80,30 @@ func TestLargeChangeInParts(t *testing.T) {
 	r.expectLoad(true, light)
 }
 
+// TestSmallChangeLeftBehind: a data plane leaves a small change that it has written with the part of a
+// large one. The change is neither lost nor reported as applied.
+func TestSmallChangeLeftBehind(t *testing.T) {
+	r := running(t)
+	before := r.actual.applied.Version
+	r.SetService(r.tenant("other", "large", 7, with(600)))
+	r.SetService(r.Service("a", 9))
+	r.kernel.Part("other", "large", 2)
+	r.kernel.Part("shop", "a", 2)
+	r.expectPart("partial a large", more)
+	if r.actual.applied.Version != before || len(r.ledger.metrics.services.waiting) != 2 {
+		t.Errorf("applied %s, waiting %v", r.actual.applied.Version, r.ledger.metrics.services.waiting)
+	}
+	r.expectLoad(false, left)
+	r.expectSync("partial a")
+	if r.actual.applied.Version != before {
+		t.Errorf("applied %s while a large change waits", r.actual.applied.Version)
+	}
+	r.expectPart("partial large", costly)
+	if r.actual.applied.Version != r.catalog.newestVersion {
+		t.Errorf("applied %s of %s", r.actual.applied.Version, r.catalog.newestVersion)
+	}
+}
+
 // TestEndBetweenParts: what remains is that of the former, large Service, and waits alike.
 func TestEndBetweenParts(t *testing.T) {
 	for name, last := range map[string]struct {

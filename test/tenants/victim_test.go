@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,7 +16,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/load"
@@ -72,7 +75,9 @@ func (r *rig) useNew() ([]time.Duration, error) {
 	var group sync.WaitGroup
 	for i, visitor := range visitors {
 		group.Go(func() {
-			errs[i] = r.reach(visitor, clusterIP(n)+":80")
+			if err := r.reach(visitor, clusterIP(n)+":80"); err != nil {
+				errs[i] = fmt.Errorf("%w: %s", err, r.whereMissing(service, visitor.Node()))
+			}
 			waits[i] = time.Since(begin)
 		})
 	}
@@ -125,6 +130,32 @@ func (r *rig) reach(from *cluster.Pod, address string) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// whereMissing reports which program has not done its part for a Service that does not answer.
+func (r *rig) whereMissing(service *corev1.Service, node *cluster.Node) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), patience)
+	defer cancel()
+	rules := &v1alpha1.ServiceProxyRules{}
+	if err := r.cluster.Client().Get(ctx, client.ObjectKey{Name: v1alpha1.ServiceProxyRulesName(service.Namespace, service.Name)}, rules); err != nil {
+		return fmt.Sprintf("the controller has not rendered it: %v", err)
+	}
+	own := &v1alpha1.NodeProxyRules{}
+	if err := r.cluster.Client().Get(ctx, client.ObjectKey{Name: node.Name()}, own); err != nil {
+		return err.Error()
+	}
+	local := slices.ContainsFunc(own.Spec.LocalEndpoints, func(s v1alpha1.ServiceLocalEndpoints) bool {
+		return s.Namespace == service.Namespace && s.Name == service.Name
+	})
+	saved, err := node.Exec(ctx, "iptables-save")
+	var lines []string
+	for line := range strings.Lines(saved) {
+		if strings.Contains(line, service.Spec.ClusterIP+"/32") || strings.Contains(line, service.Namespace+"/"+service.Name+":") {
+			lines = append(lines, line)
+		}
+	}
+	return fmt.Sprintf("rendered: %+v; local endpoints in the rules of %s (generation %d): %t; rules: %q, %v; the status of the node: %+v",
+		rules.Spec, node.Name(), own.Generation, local, lines, err, own.Status)
 }
 
 // steal ends the run: what an endpoint of the attacker answers to the second tenant is as final as a

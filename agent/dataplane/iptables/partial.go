@@ -32,6 +32,9 @@ type partialPass struct {
 func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, names []dataplane.ServiceName) (changed int, err error) {
 	p := &partialPass{Dataplane: d, ctx: ctx, ruleset: r, sound: d.undisturbed(), plans: map[dataplane.ServiceName]*planned{}}
 	p.faults = d.newIsolation(maxPartialRuns, p.size, p.plans)
+	if r.Pause != nil { // what may pause comes after everything that does not
+		p.faults.LargeSize = min(p.faults.LargeSize, perCall(d.kernel, partRules))
+	}
 	err = p.faults.Write(names, p.writeBatch)
 	paused := errors.Is(err, errPaused)
 	if err != nil && !paused {

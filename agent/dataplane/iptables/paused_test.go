@@ -1,6 +1,8 @@
 package iptables
 
 import (
+	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -134,6 +136,27 @@ func TestSmallOnesComeBeforeTheFirstPart(t *testing.T) {
 		t.Fatalf("unfinished %v", result.Unfinished)
 	}
 	p.check(result)
+}
+
+// TestSmallOnesComeBeforeAnyPart: Services that take more than one call, but no more than others do
+// together, are written after all that do not.
+func TestSmallOnesComeBeforeAnyPart(t *testing.T) {
+	p := newParted(t, 10, 100)
+	p.apply()
+	p.rules.Pause = func() bool { return true }
+	small := someServices(9)[8]
+	small.Name = dataplane.ServiceName{Namespace: "zz", Name: "small"}
+	p.set(small)
+	for n := range 4 {
+		more := *p.huge(0, 0, 60)
+		more.Name.Name, more.ClusterIP = fmt.Sprintf("huge%d", n), netip.AddrFrom4([4]byte{172, 30, 1, byte(n + 1)})
+		p.set(&more)
+	}
+	p.kernel.after = nil
+	result := p.apply()
+	if _, left := result.Unfinished[small.Name]; left || len(result.Unfinished) == 0 {
+		t.Errorf("unfinished %v: want some, but not %s", result.Unfinished, small.Name)
+	}
 }
 
 // TestKilledBetweenParts: the next agent does not know what was written, and writes the rest.
