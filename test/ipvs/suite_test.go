@@ -22,7 +22,7 @@ import (
 
 // limit is how long anything may take to show. It is long because there is one
 // processor, which is slow, and because of what is looked at from time to time.
-const limit = 90 * time.Second
+const limit = 3 * time.Minute
 
 // settings are those of all tests, besides which they may patch others in. All nodes get
 // what changes at once, also where one of them cannot do it.

@@ -34,7 +34,8 @@ const (
 	quietTime, onceTime   = 15 * time.Second, 5 * time.Second
 	onceAgain, heavyAgain = 3 * time.Second, 12 * time.Second
 	loopTime              = time.Minute
-	// everything is the name of the row of that loop.
+	// quiet is the name of rows without an attack, everything that of the loop.
+	quiet      = "quiet"
 	everything = "all of them, again and again"
 	// loopPause is between two updates of one attack in a loop. Objects of megabytes keep the
 	// API server busy, which has the same processors here: largePause is for those.
@@ -111,7 +112,7 @@ func (r *rig) end(rows table) {
 // rows adds a row without an attack, and one for each that is chosen.
 func (r *rig) rows(to *table, chosen *regexp.Regexp, attacks []attack) {
 	r.Helper()
-	to.add(r.watch("quiet", "", max(quietTime, r.repeat), nil))
+	to.add(r.watch(quiet, "", max(quietTime, r.repeat), nil))
 	for _, a := range attacks {
 		if !chosen.MatchString(a.name) {
 			continue
@@ -121,17 +122,34 @@ func (r *rig) rows(to *table, chosen *regexp.Regexp, attacks []attack) {
 				r.Fatalf("%s: %v", a.name, err)
 			}
 		}
-		out := r.watch(a.name, a.limit, max(onceTime, r.repeat), func(ctx context.Context) error { return r.once(ctx, a) })
-		out.usual = a.services
+		watch := func() row {
+			out := r.watch(a.name, a.limit, max(onceTime, r.repeat), func(ctx context.Context) error { return r.once(ctx, a) })
+			out.usual = a.services
+			return out
+		}
+		out := watch()
+		if p99, most := percentile(out.waits, 99), to.longest(a.name); p99 > most {
+			// A defect shows again; that the machine is slow for a while shows without an attack, too.
+			r.Logf("%s: repeated, because the second tenant waited %s for a Service, more than %s", a.name, p99, most)
+			r.clear(a.name)
+			to.add(r.watch(quiet, "", quietTime, nil))
+			out = watch()
+		}
 		to.add(out)
 		if a.after != nil {
 			if err := a.after(r.Context()); err != nil {
 				r.Fatalf("%s: %v", a.name, err)
 			}
 		}
-		if err := install.Until(r.Context(), patience, r.cleared); err != nil {
-			r.Fatalf("%s: the attacker's Services do not go: %v", a.name, err)
-		}
+		r.clear(a.name)
+	}
+}
+
+// clear waits until nothing is left of an attack.
+func (r *rig) clear(attack string) {
+	r.Helper()
+	if err := install.Until(r.Context(), patience, r.cleared); err != nil {
+		r.Fatalf("%s: the attacker's Services do not go: %v", attack, err)
 	}
 }
 
@@ -213,7 +231,7 @@ func (r *rig) loop(ctx context.Context) error {
 
 // repeated writes the objects of an attack again and again, a little different each time, or does what
 // is done alone, until the context ends. An API server that is too busy for an update harms the attacker alone, but one
-// must come through.
+// must come through, which may take longer.
 func (r *rig) repeated(ctx context.Context, a attack) error {
 	pause := loopPause
 	if a.large {
@@ -242,8 +260,13 @@ func (r *rig) repeated(ctx context.Context, a attack) error {
 		case <-tick.C:
 		}
 	}
-	if !written {
-		return fmt.Errorf("%s: no update came through: %w", a.name, last)
+	if written {
+		return nil
+	}
+	patient, cancel := context.WithTimeout(r.Context(), patience)
+	defer cancel()
+	if err := r.write(patient, a.objects(1)); err != nil {
+		return fmt.Errorf("%s: no update came through: %w, then %w", a.name, last, err)
 	}
 	return nil
 }

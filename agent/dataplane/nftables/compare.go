@@ -226,7 +226,6 @@ func (c *config) compareLayout(out *comparison, l *listing) {
 		}
 	}
 	out.unknownSets = unknown(l.sets, known)
-	out.rebuild = out.rebuild || slices.Contains(out.unknownSets, formerRanges)
 	known = map[string]struct{}{}
 	chains := c.fixedChains(out.desired.numbered)
 	for of := range out.desired.chains {

@@ -58,9 +58,6 @@ const (
 	rangesPrefix = "source-ranges-"
 )
 
-// formerRanges is the set of intervals that earlier versions had instead.
-const formerRanges = "source-ranges"
-
 func (s numberedSet) name() string { return s.kind + strconv.Itoa(int(s.number)) }
 
 func affineSet(seconds int32) string { return numberedSet{affinePrefix, seconds}.name() }

@@ -225,17 +225,6 @@ func (c *config) listedRanges(l *listing, sets numberedSets) map[string][]netip.
 			}
 		}
 	}
-	for _, e := range l.elements[formerRanges] {
-		at := max(len(e.Key)-int(c.header().length), 0)
-		first, ok := c.parseAddress(e.Key[at:])
-		if last, found := c.parseAddress(e.End[min(at, len(e.End)):]); ok && found {
-			r := netip.PrefixFrom(first, first.BitLen())
-			for r.Bits() > 0 && lastOf(r).Less(last) {
-				r = netip.PrefixFrom(first, r.Bits()-1)
-			}
-			out[string(e.Key[:at])] = append(out[string(e.Key[:at])], r)
-		}
-	}
 	for _, ranges := range out {
 		slices.SortFunc(ranges, netip.Prefix.Compare)
 	}

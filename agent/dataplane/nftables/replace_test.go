@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 )
 
@@ -105,49 +104,5 @@ func TestReplacedBesideWriter(t *testing.T) {
 	r.rules.Full = true
 	if r.apply(); tries < fullTries {
 		t.Errorf("%d batches, fewer than tries", tries)
-	}
-}
-
-// TestFormerRanges: a table of an earlier version, which had intervals in one set, is replaced by one
-// batch, and what the checkpoint may not change keeps its source ranges.
-func TestFormerRanges(t *testing.T) {
-	r := newRig(t)
-	s := web()
-	s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.9/32")}
-	r.set(s)
-	r.apply()
-	r.nft(`flush chain ip nodeproxy allowed-sources
-		delete set ip nodeproxy source-ranges-24
-		delete set ip nodeproxy source-ranges-32
-		add set ip nodeproxy source-ranges { type ipv4_addr . inet_proto . inet_service . ipv4_addr; flags interval; }
-		add element ip nodeproxy source-ranges { 203.0.113.2 . tcp . 80 . 198.51.100.0/24, 203.0.113.2 . tcp . 80 . 203.0.113.9 }
-		flush chain ip nodeproxy limited-external-2
-		add rule ip nodeproxy limited-external-2 ip daddr . meta l4proto . th dport . ip saddr @source-ranges goto external-2
-		add rule ip nodeproxy limited-external-2 drop
-		delete chain ip nodeproxy allowed-sources`)
-	older := web()
-	older.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
-	r.set(older)
-	r.restart()
-	r.rules.Preserve = map[dataplane.ServiceName]struct{}{older.Name: {}}
-	batches := 0
-	r.wrap(func(b *nft.Batch, generation uint32, under kernel) error {
-		err := under.Commit(b, generation)
-		if err == nil && b.Len() > 0 {
-			batches++
-		}
-		return err
-	})
-	if _, err := r.Apply(t.Context(), &r.rules); err != nil || batches != 1 {
-		t.Errorf("%d batches, %v", batches, err)
-	}
-	elements, _ := r.sizes()
-	if _, left := elements[formerRanges]; left || elements[rangesSet(24)] != 1 || elements[rangesSet(32)] != 1 {
-		t.Errorf("the sets have so many elements: %v", elements)
-	}
-	r.rules.Preserve, r.rules.Full = nil, true
-	r.set(s)
-	if result := r.apply(); result.ServicesChanged != 0 {
-		t.Errorf("%d Services change once they are known", result.ServicesChanged)
 	}
 }

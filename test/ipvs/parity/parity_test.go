@@ -49,7 +49,7 @@ func TestSideBySide(t *testing.T) {
 	p := use(t)
 	t.Logf("the control plane runs after %s", time.Since(began).Round(time.Second))
 	selection, steps := selected(t), beside.Variable(t, stepsVariable, 1, 1)
-	limit := time.Duration(beside.Variable(t, deadlineVariable, 0, 240)) * time.Second
+	limit := time.Duration(beside.Variable(t, deadlineVariable, 0, 480)) * time.Second
 	met := beside.Met{}
 	began = time.Now()
 	changes, comparisons := 0, 0

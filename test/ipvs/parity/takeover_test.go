@@ -22,7 +22,7 @@ import (
 
 const (
 	// limit is how long a program may take to finish on a busy machine.
-	limit = 3 * time.Minute
+	limit = 6 * time.Minute
 	// pace is the number of new connections in a second, limited by an emulated kernel.
 	pace = 10
 	// shopIP and shopPort are where the Service answers, shopNodePort its node port.
