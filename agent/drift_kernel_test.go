@@ -23,6 +23,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables"
 	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
@@ -65,12 +66,13 @@ type liveNode struct {
 	*Agent
 	rig       *rig
 	directory string // of the iptables programs
+	// plane makes a data plane of the node's mode.
+	plane func(dataplane.Family) dataplane.Dataplane
 	// first is how long the first set took, firstCPU what of a processor.
 	first, firstCPU time.Duration
 }
 
-// newLiveNode gives a kernel Services with ten endpoints each, one of them
-// with an endpoint that answers, and watches it until the test ends.
+// newLiveNode is a node in mode IPTables, with programs of one variant.
 func newLiveNode(t *testing.T, program string, services int) *liveNode {
 	t.Helper()
 	n := &liveNode{T: t, directory: t.TempDir()}
@@ -85,6 +87,29 @@ func newLiveNode(t *testing.T, program string, services int) *liveNode {
 			}
 		}
 	}
+	programs, commits := iptables.NewPrograms(n.directory, ""), &iptables.Commits{}
+	n.plane = func(family dataplane.Family) dataplane.Dataplane {
+		return iptables.New(family, iptables.Options{Programs: programs, Commits: commits})
+	}
+	n.start(services)
+	return n
+}
+
+// newLiveNFTables is a node in mode NFTables, whose table other programs may change.
+func newLiveNFTables(t *testing.T, services int) *liveNode {
+	t.Helper()
+	n := &liveNode{T: t, plane: func(family dataplane.Family) dataplane.Dataplane {
+		return nftables.New(family, nftables.Options{Shared: true})
+	}}
+	n.start(services)
+	return n
+}
+
+// start gives a kernel Services with ten endpoints each, one of them with an endpoint that answers, and
+// watches it until the test ends.
+func (n *liveNode) start(services int) {
+	n.Helper()
+	t := n.T
 	command(t, "ip", "link", "set", "lo", "up")
 	command(t, "ip", "address", "add", "10.180.0.1/32", "dev", "lo")
 	command(t, "ip", "route", "add", "local", "10.96.0.0/16", "dev", "lo") // or there is no way to cluster IPs
@@ -94,10 +119,9 @@ func newLiveNode(t *testing.T, program string, services int) *liveNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs, commits := iptables.NewPrograms(n.directory, ""), &iptables.Commits{}
 	planes := map[dataplane.Family]dataplane.Dataplane{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		planes[family] = iptables.New(family, iptables.Options{Programs: programs, Commits: commits})
+		planes[family] = n.plane(family)
 	}
 	n.Agent, err = New(Options{
 		NodeName: "node-1", Client: client, Probe: (&answers{list: []string{""}}).probe,
@@ -108,7 +132,6 @@ func newLiveNode(t *testing.T, program string, services int) *liveNode {
 	}
 	n.fill(services)
 	n.run()
-	return n
 }
 
 // answer accepts connections at an address.
@@ -220,17 +243,16 @@ func (n *liveNode) intact() {
 	n.Helper()
 	for family, ruleset := range n.store.Verifiable() {
 		ruleset.Full = true
-		d, err := iptables.New(family, iptables.Options{Programs: iptables.NewPrograms(n.directory, "")}).Verify(context.Background(), ruleset, dataplane.VerifyOptions{})
+		d, err := n.plane(family).Verify(context.Background(), ruleset, dataplane.VerifyOptions{})
 		if err != nil || d.Count != 0 {
 			n.Errorf("%s after the repair: %+v, %v", family, d, err)
 		}
 	}
 }
 
-// TestRepairTimes measures how long it takes from a flush until all rules are
-// back. NODEPROXY_REPAIR_SIZES gives other numbers of Services.
-func TestRepairTimes(t *testing.T) {
-	sizes := []int{100, 1000}
+// repairSizes are the numbers of Services in tests of repairs. NODEPROXY_REPAIR_SIZES gives others.
+func repairSizes(t *testing.T, sizes ...int) []int {
+	t.Helper()
 	if text := os.Getenv("NODEPROXY_REPAIR_SIZES"); text != "" {
 		sizes = nil
 		for word := range strings.FieldsSeq(text) {
@@ -241,8 +263,51 @@ func TestRepairTimes(t *testing.T) {
 			sizes = append(sizes, size)
 		}
 	}
+	return sizes
+}
+
+// TestRepairTimesNFTables measures how long it takes from a change by another program until the table is
+// as it was.
+func TestRepairTimesNFTables(t *testing.T) {
+	for _, size := range repairSizes(t, 100) {
+		for _, change := range []struct{ name, command string }{
+			{"element", "delete element ip nodeproxy service-ips { 10.96.255.1 . tcp . 80 }"},
+			{"chain", "flush chain ip nodeproxy nat-prerouting"},
+			{"services", "flush map ip nodeproxy service-ips"},
+			{"endpoints", "flush map ip nodeproxy endpoints"},
+			{"table", "delete table ip nodeproxy"},
+			{"ruleset", "flush ruleset"},
+		} {
+			t.Run(fmt.Sprintf("%s/%d", change.name, size), func(t *testing.T) {
+				if inOwnNamespace(t) {
+					measureRepairNFTables(t, change.command, size)
+				}
+			})
+		}
+	}
+}
+
+func measureRepairNFTables(t *testing.T, change string, services int) {
+	t.Helper()
+	n := newLiveNFTables(t, services)
+	best := time.Hour
+	for range 2 { // the next one would wait
+		n.loopRests()
+		repaired, connected := n.modify("nft", change)
+		best = min(best, max(repaired, connected))
+	}
+	n.Logf("%d Services x 10, nft %s: repaired after %d ms (first load: %d ms)", services, change, best.Milliseconds(), n.first.Milliseconds())
+	n.intact()
+	// On a busy machine everything takes longer.
+	if limit := max(500*time.Millisecond, 3*n.first); best > limit {
+		t.Errorf("the faster of two repairs took %s, more than %s", best, limit)
+	}
+}
+
+// TestRepairTimes measures how long it takes from a flush until all rules are back.
+func TestRepairTimes(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
-		for _, size := range sizes {
+		for _, size := range repairSizes(t, 100, 1000) {
 			t.Run(fmt.Sprintf("%s/%d", variant, size), func(t *testing.T) {
 				if inOwnNamespace(t) {
 					measureRepair(t, "xtables-"+variant+"-multi", size)

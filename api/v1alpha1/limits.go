@@ -20,8 +20,7 @@ const (
 	// source ranges: each pair needs several rules on every node.
 	MaxServicePortAddresses = 10_000
 	// MaxServiceRestrictions limits ports times load-balancer IPs times source ranges: each is
-	// an ipset entry on every node in mode IPVS, and an element in mode NFTables, for which the
-	// kernel takes more than linear time: about 2.6 s for so many.
+	// an ipset entry on every node in mode IPVS, and an element in mode NFTables.
 	MaxServiceRestrictions = 10_000
 	// MaxServicePortEndpoints limits the sum of the endpoints of all ports, and thereby the memory of
 	// agents. A Service with 5,000 endpoints may have five ports.

@@ -90,9 +90,11 @@ const (
 	ConditionOverridden = "Overridden"
 	// ConditionIneffective is True while an override has no effect on a selected Service.
 	ConditionIneffective = "Ineffective"
-	// ConditionStalled is present and True while Ready cannot become True without intervention,
-	// with Ready's reason. Tools that follow kstatus use it to distinguish failure from progress.
-	ConditionStalled = "Stalled"
+	// ConditionStalled is present and True while Ready cannot become True without intervention, and
+	// ConditionReconciling while it is otherwise not True, unless that is paused. They have Ready's
+	// reason. Tools that follow kstatus use them to distinguish failure from progress.
+	ConditionStalled     = "Stalled"
+	ConditionReconciling = "Reconciling"
 )
 
 // Reasons of the conditions that indicate a problem when True. A node has such a condition

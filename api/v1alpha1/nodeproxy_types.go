@@ -123,9 +123,9 @@ const (
 type NodeProxyStatus struct {
 	// conditions: Ready is True if all nodes are programmed, no change of spec.settings is in
 	// progress, and the agents are deployed without errors. AgentsDeployed (with management
-	// Managed only) is True while every node runs the desired agent and it is ready. Stalled is
-	// True if Ready cannot become True without intervention, and otherwise absent. Source:
-	// controller.
+	// Managed only) is True while every node runs the desired agent and it is ready. While Ready
+	// is not True, either Stalled is, which takes intervention, or Reconciling; neither is while
+	// paused. Source: controller.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

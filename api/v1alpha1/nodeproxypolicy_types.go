@@ -111,8 +111,8 @@ type NodeProxyPolicyStatus struct {
 	// conditions: Ready is True if all selected nodes have applied the settings that result
 	// from all policies and are Programmed, or if no node is selected. Accepted is False if the
 	// policy is ignored; the message explains why. Overridden is True while stronger policies,
-	// named in the message, set fields of this one. Stalled is True if Ready cannot become True
-	// without intervention, and otherwise absent. Source: controller.
+	// named in the message, set fields of this one. While Ready is not True, either Stalled is,
+	// which takes intervention, or Reconciling; neither is while paused. Source: controller.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -98,8 +98,8 @@ type ServiceProxyPolicyStatus struct {
 	// selected. Accepted is False if the policy is ignored; the message explains why. Overridden is
 	// True while stronger policies, named in the message, set fields of this one. Ineffective
 	// is True while an override has no effect on a Service; the message states which and why.
-	// Stalled is True if Ready cannot become True without intervention, and otherwise absent.
-	// Source: controller.
+	// While Ready is not True, either Stalled is, which takes intervention, or Reconciling; neither
+	// is while paused. Source: controller.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -36,14 +36,26 @@ func Set(all *[]metav1.Condition, generation int64, now time.Time, conditions ..
 	slices.SortFunc(*all, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
 }
 
-// SetStalled sets the condition Stalled if Ready has one of the reasons, and removes it otherwise.
-func SetStalled(all *[]metav1.Condition, ready metav1.Condition, generation int64, now time.Time, reasons ...string) {
-	if !slices.Contains(reasons, ready.Reason) {
-		meta.RemoveStatusCondition(all, v1alpha1.ConditionStalled)
-		return
+// SetAbnormal sets the condition Stalled if Ready has one of the reasons, or else Reconciling if it is
+// not True and nothing is paused. It removes what it does not set. Tools that follow kstatus
+// distinguish failure from progress by these.
+func SetAbnormal(all *[]metav1.Condition, ready metav1.Condition, generation int64, now time.Time, stalled ...string) {
+	kind := ""
+	switch {
+	case slices.Contains(stalled, ready.Reason):
+		kind = v1alpha1.ConditionStalled
+	case ready.Status != metav1.ConditionTrue && ready.Reason != v1alpha1.ReasonPaused:
+		kind = v1alpha1.ConditionReconciling
 	}
-	ready.Type, ready.Status = v1alpha1.ConditionStalled, metav1.ConditionTrue
-	Set(all, generation, now, ready)
+	for _, abnormal := range []string{v1alpha1.ConditionStalled, v1alpha1.ConditionReconciling} {
+		if abnormal != kind {
+			meta.RemoveStatusCondition(all, abnormal)
+		}
+	}
+	if kind != "" {
+		ready.Type, ready.Status = kind, metav1.ConditionTrue
+		Set(all, generation, now, ready)
+	}
 }
 
 // Ready returns the condition Ready; without a reason if there is none.

@@ -39,7 +39,7 @@ func (p *pass) status(policy *v1alpha1.NodeProxyPolicy, now time.Time) *v1alpha1
 		accepted = reports.False(v1alpha1.ConditionAccepted, invalid.Reason, invalid.Message)
 	}
 	reports.Set(&status.Conditions, policy.Generation, now, ready, accepted, p.overriddenBy(policy))
-	reports.SetStalled(&status.Conditions, ready, policy.Generation, now,
+	reports.SetAbnormal(&status.Conditions, ready, policy.Generation, now,
 		v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonInvalidResult)
 	return status
 }

@@ -29,7 +29,7 @@ func (l *survey) status(p *v1alpha1.ServiceProxyPolicy, now time.Time) *v1alpha1
 	}
 	ready := l.ready(p.Name, t)
 	reports.Set(&status.Conditions, p.Generation, now, ready, l.accepted(p.Name), l.overriddenCondition(p.Name, t), t.ineffectiveCondition())
-	reports.SetStalled(&status.Conditions, ready, p.Generation, now, v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonInvalidPolicy)
+	reports.SetAbnormal(&status.Conditions, ready, p.Generation, now, v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonInvalidPolicy)
 	return status
 }
 

@@ -168,7 +168,7 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 		ready, next = removal.Condition(np, rules.Items), 0
 	}
 	reports.Set(&status.Conditions, np.Generation, r.Clock.Now(), ready)
-	setStalled(status, ready, np.Generation, r.Clock.Now())
+	setAbnormal(status, ready, np.Generation, r.Clock.Now())
 	if agents == nil {
 		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionAgentsDeployed)
 	} else {

@@ -79,10 +79,10 @@ func readiness(rules []v1alpha1.NodeProxyRules, counts v1alpha1.NodeCounts, inva
 	return reports.True(kind, v1alpha1.ReasonAllProgrammed, ""), 0
 }
 
-// setStalled sets the condition Stalled while Ready cannot become True without intervention, and
-// removes it otherwise. Tools that follow kstatus need it to report a failure.
-func setStalled(status *v1alpha1.NodeProxyStatus, ready metav1.Condition, generation int64, now time.Time) {
-	reports.SetStalled(&status.Conditions, ready, generation, now,
+// setAbnormal sets the condition Stalled while Ready cannot become True without intervention, or
+// Reconciling while it is otherwise not True.
+func setAbnormal(status *v1alpha1.NodeProxyStatus, ready metav1.Condition, generation int64, now time.Time) {
+	reports.SetAbnormal(&status.Conditions, ready, generation, now,
 		v1alpha1.ReasonInvalidSettings, v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonAPIServerUnreachable,
 		v1alpha1.ReasonNoAgentImage, v1alpha1.ReasonDaemonSetDenied, v1alpha1.ReasonAgentPodsFailing)
 }

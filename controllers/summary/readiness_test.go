@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -89,7 +88,8 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-func TestStalled(t *testing.T) {
+// TestAbnormal: while Ready is not True, a user sees whether to intervene, by one condition.
+func TestAbnormal(t *testing.T) {
 	status := &v1alpha1.NodeProxyStatus{}
 	for _, c := range []struct {
 		reason  string
@@ -101,10 +101,25 @@ func TestStalled(t *testing.T) {
 		{v1alpha1.ReasonAgentPodsNotReady, false}, {v1alpha1.ReasonNoNodes, false}, {v1alpha1.ReasonRemoving, false}, {v1alpha1.ReasonAllProgrammed, false},
 	} {
 		ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: c.reason, Message: "why"}
-		setStalled(status, ready, 2, controllertest.Noon)
-		got := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionStalled)
-		if (got != nil) != c.stalled || got != nil && (got.Status != metav1.ConditionTrue || got.Reason != c.reason || got.Message != "why") {
-			t.Errorf("%s: %+v, want stalled: %t", c.reason, got, c.stalled)
+		want := v1alpha1.ConditionReconciling
+		switch {
+		case c.stalled:
+			want = v1alpha1.ConditionStalled
+		case c.reason == v1alpha1.ReasonAllProgrammed:
+			ready.Status, want = metav1.ConditionTrue, ""
+		case c.reason == v1alpha1.ReasonPaused:
+			want = ""
+		}
+		setAbnormal(status, ready, 2, controllertest.Noon)
+		got := ""
+		for _, condition := range status.Conditions {
+			got += condition.Type
+			if condition.Status != metav1.ConditionTrue || condition.Reason != c.reason || condition.Message != "why" || condition.ObservedGeneration != 2 {
+				t.Errorf("%s: %+v", c.reason, condition)
+			}
+		}
+		if got != want {
+			t.Errorf("%s: conditions %q, want %q", c.reason, got, want)
 		}
 	}
 }

@@ -41,7 +41,7 @@ func InEffect(conditions []metav1.Condition, observed, generation int64) error {
 	case c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonApplied || c.ObservedGeneration != generation:
 		return fmt.Errorf("condition Ready is %s, %s, of generation %d: %s", c.Status, c.Reason, c.ObservedGeneration, c.Message)
 	}
-	for _, abnormal := range []string{v1alpha1.ConditionStalled, v1alpha1.ConditionOverridden, v1alpha1.ConditionIneffective} {
+	for _, abnormal := range []string{v1alpha1.ConditionStalled, v1alpha1.ConditionReconciling, v1alpha1.ConditionOverridden, v1alpha1.ConditionIneffective} {
 		if c := meta.FindStatusCondition(conditions, abnormal); c != nil && c.Status == metav1.ConditionTrue {
 			return fmt.Errorf("condition %s is True, %s: %s", abnormal, c.Reason, c.Message)
 		}

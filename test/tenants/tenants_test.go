@@ -131,6 +131,8 @@ func (r *rig) rows(to *table, chosen *regexp.Regexp, attacks []attack) {
 		if p99, most := percentile(out.waits, 99), to.longest(a.name); p99 > most {
 			// A defect shows again; that the machine is slow for a while shows without an attack, too.
 			r.Logf("%s: repeated, because the second tenant waited %s for a Service, more than %s", a.name, p99, most)
+			out.repeated = true
+			to.add(out)
 			r.clear(a.name)
 			to.add(r.watch(quiet, "", quietTime, nil))
 			out = watch()

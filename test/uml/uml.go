@@ -95,6 +95,9 @@ func Missing() error {
 	if _, err := os.Stat(modules); err != nil {
 		return fmt.Errorf("modules of User-mode Linux not found: apt-get install user-mode-linux: %w", err)
 	}
+	if _, err := exec.LookPath(compiler); err != nil && hasAMX() {
+		return errors.New("gcc not found, which User-mode Linux needs on this processor: apt-get install gcc libc6-dev")
+	}
 	return nil
 }
 
@@ -169,6 +172,13 @@ func runKernel(ctx context.Context, self string, o Options, console, output *os.
 		fmt.Sprintf("mem=%dM", memory), "rootfstype=hostfs", "rw", "quiet", "panic=-1", "con=null", "con0=null,fd:1",
 		"ssl=null", "ssl0=null,fd:3", "init="+self, directoryVariable+"="+o.Directory)
 	cmd.Env = append(os.Environ(), "TMPDIR="+memoryDirectory(o.Directory, memory))
+	library, err := registersLibrary(ctx, o.Directory)
+	if err != nil {
+		return err
+	}
+	if library != "" {
+		cmd.Env = append(cmd.Env, "LD_PRELOAD="+library)
+	}
 	cmd.Stdout, cmd.Stderr = console, console
 	cmd.ExtraFiles = []*os.File{output}
 	// It runs its processes as processes of this machine. In a namespace of which

@@ -284,8 +284,7 @@ func namesOf(r *dataplane.Ruleset) []dataplane.ServiceName {
 func (o operations) Large(name dataplane.ServiceName, svc *dataplane.Service) bool {
 	size := o.actual.services[name].size()
 	if svc != nil {
-		plan := o.config.planService(svc)
-		size = max(size, plan.size())
+		size = max(size, o.config.sizeOf(svc))
 	}
 	return size > largeService
 }

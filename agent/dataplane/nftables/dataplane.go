@@ -67,6 +67,9 @@ type Dataplane struct {
 	clean uint32
 	// unread counts the comparisons since that have not read the table.
 	unread int
+	// listed is the table in which the last comparison found changes by another program: the repair
+	// that follows reads it again only if nf_tables has changed since.
+	listed *listing
 	// next is the config by which the running Apply plans all Services.
 	next *config
 	// services are those of the Ruleset of the running, or the last, Apply.
@@ -179,7 +182,7 @@ func (d *Dataplane) Close() error {
 	}
 	k := d.kernel
 	d.ports.Delete(k.Port())
-	d.kernel, d.actual = nil, nil
+	d.kernel, d.actual, d.listed = nil, nil, nil
 	if c, ok := k.(io.Closer); ok {
 		return c.Close() //nolint:wrapcheck // it names the call
 	}
@@ -259,6 +262,9 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	}
 	if applied && out.Count > 0 {
 		out.Drifted = !d.drift(c, l, d.actual, r).equal()
+	}
+	if out.Drifted {
+		d.listed = l
 	}
 	out.Counts = l.counts()
 	return out, nil

@@ -18,7 +18,7 @@ import (
 // set's hash table larger, a listing may lack elements, so some that are missing are looked up.
 func (d *Dataplane) compare(c *config, plans map[dataplane.ServiceName]*servicePlan) (*listing, *comparison, error) {
 	for try := 0; ; try++ {
-		l, err := c.list(d.kernel)
+		l, err := d.list(c)
 		if errors.Is(err, nft.ErrInterrupted) && try < listTries {
 			continue
 		}
@@ -35,6 +35,18 @@ func (d *Dataplane) compare(c *config, plans map[dataplane.ServiceName]*serviceP
 			return l, out, nil
 		}
 	}
+}
+
+// list reads the table, unless the last comparison has and nothing has changed since.
+func (d *Dataplane) list(c *config) (*listing, error) {
+	l := d.listed
+	d.listed = nil
+	if l != nil {
+		if now, err := d.kernel.Generation(); err == nil && now == l.generation {
+			return l, nil
+		}
+	}
+	return c.list(d.kernel)
 }
 
 // incomplete reports whether the table has some of the elements that a listing lacks.

@@ -107,6 +107,12 @@ func (c chain) next() []chain {
 	}
 }
 
+// same reports whether two destinations need the same of the table.
+func (d *destination) same(o *destination) bool {
+	return d.key == o.key && d.port == o.port && d.chain == o.chain && d.circuit == o.circuit && d.affinity == o.affinity &&
+		slices.Equal(d.endpoints, o.endpoints) && slices.Equal(d.local, o.local) && slices.Equal(d.ranges, o.ranges)
+}
+
 // addNumbered adds the numbered sets that a destination needs.
 func (d *destination) addNumbered(to numberedSets) {
 	if d.affinity != 0 {
@@ -122,12 +128,13 @@ func (c *config) planService(s *dataplane.Service) servicePlan {
 	p := servicePlan{name: s.Name, clusterIP: s.ClusterIP}
 	ranges := merged(s.SourceRanges)
 	var before dataplane.Once[key]
+	count := 0
 	for d := range s.Destinations() {
-		addresses := []netip.Addr{d.Address}
-		if d.Kind == dataplane.NodePort {
-			addresses = c.nodePortIPs
-		}
-		for _, a := range addresses {
+		count += len(c.addresses(&d))
+	}
+	p.destinations = make([]destination, 0, count)
+	for d := range s.Destinations() {
+		for _, a := range c.addresses(&d) {
 			k := key{netip.AddrPortFrom(a, d.Number), d.Port.Protocol}
 			if before.First(k) {
 				p.destinations = append(p.destinations, c.planDestination(s, &d, k, ranges))
@@ -142,6 +149,30 @@ func (c *config) planService(s *dataplane.Service) servicePlan {
 	slices.SortFunc(p.hairpin, netip.Addr.Compare)
 	p.hairpin = slices.Compact(p.hairpin)
 	return p
+}
+
+// addresses are those of a destination.
+func (c *config) addresses(d *dataplane.Destination) []netip.Addr {
+	if d.Kind == dataplane.NodePort {
+		return c.nodePortIPs
+	}
+	return []netip.Addr{d.Address}
+}
+
+// sizeOf is about the size that the plan of a Service has.
+func (c *config) sizeOf(s *dataplane.Service) int {
+	n := 1
+	for d := range s.Destinations() {
+		each := 3 + len(d.Port.Cluster)
+		if d.Local {
+			each += len(d.Port.Local)
+		}
+		if d.Kind == dataplane.LoadBalancerIP {
+			each += len(s.SourceRanges)
+		}
+		n += each * len(c.addresses(&d))
+	}
+	return n
 }
 
 // planDestination plans a destination of a Service with some source ranges.

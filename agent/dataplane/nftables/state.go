@@ -41,7 +41,7 @@ type update struct {
 	*change
 	of *state
 
-	destinations        map[key]owned // without a destination: none
+	destinations        map[key]owned // those that change; without a destination: none
 	services            map[dataplane.ServiceName]*servicePlan
 	clusterIPs, hairpin map[netip.Addr]int // differences of counts
 	chains              map[chain]struct{} // new ones
@@ -153,6 +153,9 @@ func (u *update) setDestination(name dataplane.ServiceName, d *destination) {
 	before := u.actual(d.key)
 	if before.destination != nil {
 		d.endpoints, d.local = arrange(before.endpoints, d.endpoints), arrange(before.local, d.local)
+		if before.service == name && before.same(d) {
+			return
+		}
 		u.release(before.destination, d)
 	}
 	for _, c := range []chain{d.chain, d.circuit} {
@@ -297,8 +300,11 @@ func (u *update) done() {
 	for name, plan := range u.services {
 		if plan == nil {
 			delete(u.of.services, name)
-		} else {
-			u.of.services[name] = plan
+			continue
+		}
+		u.of.services[name] = plan
+		for i := range plan.destinations { // also of what has not changed, so that the former plan can go
+			u.of.destinations[plan.destinations[i].key] = owned{name, &plan.destinations[i]}
 		}
 	}
 	for a, n := range u.clusterIPs {
