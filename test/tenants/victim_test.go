@@ -31,6 +31,8 @@ const (
 	pace = 20
 	// tryPause is between two tries to connect to a new Service.
 	tryPause = 50 * time.Millisecond
+	// explainAfter is when the log says what a Service waits for that does not answer.
+	explainAfter = 3 * time.Second
 	// probePause is between two probes of one port.
 	probePause = 100 * time.Millisecond
 )
@@ -75,6 +77,15 @@ func (r *rig) useNew() ([]time.Duration, error) {
 	var group sync.WaitGroup
 	for i, visitor := range visitors {
 		group.Go(func() {
+			answered := make(chan struct{})
+			defer close(answered)
+			group.Go(func() {
+				select {
+				case <-answered:
+				case <-time.After(explainAfter):
+					r.Logf("%s has waited for shop-%d for %s: %s", visitor.Name(), n, explainAfter, r.whereMissing(service, visitor.Node()))
+				}
+			})
 			if err := r.reach(visitor, clusterIP(n)+":80"); err != nil {
 				errs[i] = fmt.Errorf("%w: %s", err, r.whereMissing(service, visitor.Node()))
 			}
