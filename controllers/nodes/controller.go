@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -80,7 +81,7 @@ func (r *Reconciler) Setup(s watches.Setup) error {
 		// An agent's report must not render its node again: only spec and annotations are corrected.
 		watches.By(&v1alpha1.NodeProxyRules{}, &handler.EnqueueRequestForObject{}, watches.Changed(func(rules *v1alpha1.NodeProxyRules) []any {
 			return []any{rules.Generation, rules.Annotations}
-		})),
+		}), predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return !r.pace.isOwn(e.ObjectOld, e.ObjectNew) }}),
 		watches.By(&v1alpha1.NodeProxy{}, each(affected.everyNode), watches.SpecChanged()),
 		watches.By(&v1alpha1.NodeProxyPolicy{}, each(affected.nodesWithoutRules), predicate.GenerationChangedPredicate{}),
 		watches.Channel(s.Wake, each(func(ctx context.Context, o client.Object) []reconcile.Request { // a new term
@@ -245,6 +246,7 @@ func (r *Reconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpe
 	if mark != "" {
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, v1alpha1.AnnotationNodeAbsentSince, mark)
 	}
+	r.pace.writes(stored)
 	if err := r.Client.Update(ctx, next); err != nil {
 		return 0, fmt.Errorf("update NodeProxyRules %s: %w", next.Name, err)
 	}

@@ -2,10 +2,12 @@ package nodes
 
 import (
 	"cmp"
+	"maps"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -53,6 +55,8 @@ type nodeBudget struct {
 	own       pacing.Bucket
 	claims    map[string]*pacing.Claim // of the shares of namespaces
 	rendered  time.Time                // when it last had to wait
+	// writing is the generation of its rules that was written last, or is being written.
+	writing int64
 }
 
 func newNodePace() *nodePace {
@@ -121,6 +125,25 @@ func (p *nodePace) waiting(node string, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return max(0, cmp.Or(p.nodes[node], &nodeBudget{}).rendered.Add(nodeRenderPause).Sub(now))
+}
+
+// writes records that the rules of a node are about to be updated.
+func (p *nodePace) writes(stored *v1alpha1.NodeProxyRules) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.of(stored.Name).writing = stored.Generation + 1
+}
+
+// isOwn reports whether an update of rules is one that writes has announced. To render the node again
+// because of it would find what has changed meanwhile, and write that, again and again: the changes of
+// a namespace would no longer wait in enqueuePace. If another program has written that generation, our
+// update has failed, after which the node is rendered again.
+func (p *nodePace) isOwn(before, after client.Object) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.nodes[after.GetName()]
+	return n != nil && before.GetGeneration() != after.GetGeneration() && after.GetGeneration() == n.writing &&
+		maps.Equal(before.GetAnnotations(), after.GetAnnotations())
 }
 
 // wrote records a write of a node, whether or not it had to ask.

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -230,5 +231,33 @@ func TestNodePaceRetainsExistingNodes(t *testing.T) {
 	p.retain([]reconcile.Request{nodeRequest("stays"), nodeRequest("new")})
 	if len(p.nodes) != 1 || p.nodes["stays"] == nil {
 		t.Errorf("%d nodes are remembered, want the existing one", len(p.nodes))
+	}
+}
+
+// TestOwnUpdates do not enqueue their node, but those of others do.
+func TestOwnUpdates(t *testing.T) {
+	p := newNodePace()
+	rules := func(generation int64, annotations map[string]string) *v1alpha1.NodeProxyRules {
+		return &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "n1", Generation: generation, Annotations: annotations}}
+	}
+	marked := map[string]string{v1alpha1.AnnotationNodeAbsentSince: "x"}
+	if p.isOwn(rules(1, nil), rules(2, nil)) {
+		t.Error("before any write an update counts as ours")
+	}
+	p.writes(rules(2, nil))
+	for name, c := range map[string]struct {
+		before, after *v1alpha1.NodeProxyRules
+		own           bool
+	}{
+		"ours":                        {rules(2, nil), rules(3, nil), true},
+		"of others, after ours":       {rules(3, nil), rules(4, nil), false},
+		"of annotations, after ours":  {rules(3, nil), rules(3, marked), false},
+		"ours, and of an annotation":  {rules(2, nil), rules(3, marked), false},
+		"of others, before ours":      {rules(1, nil), rules(2, nil), false},
+		"several, of which ours is 1": {rules(2, nil), rules(5, nil), false},
+	} {
+		if own := p.isOwn(c.before, c.after); own != c.own {
+			t.Errorf("%s: own %t", name, own)
+		}
 	}
 }

@@ -31,7 +31,7 @@ const (
 	pace = 20
 	// tryPause is between two tries to connect to a new Service.
 	tryPause = 50 * time.Millisecond
-	// explainAfter is when the log says what a Service waits for that does not answer.
+	// explainAfter is when the log states what a Service lacks that does not answer.
 	explainAfter = 3 * time.Second
 	// probePause is between two probes of one port.
 	probePause = 100 * time.Millisecond
