@@ -293,8 +293,6 @@ func (u *update) done() {
 	for k, o := range u.destinations {
 		if o.destination == nil {
 			delete(u.of.destinations, k)
-		} else {
-			u.of.destinations[k] = o
 		}
 	}
 	for name, plan := range u.services {
@@ -303,7 +301,7 @@ func (u *update) done() {
 			continue
 		}
 		u.of.services[name] = plan
-		for i := range plan.destinations { // also of what has not changed, so that the former plan can go
+		for i := range plan.destinations { // all of them, so that the former plan can go
 			u.of.destinations[plan.destinations[i].key] = owned{name, &plan.destinations[i]}
 		}
 	}
