@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -581,6 +582,24 @@ func (l *Lab) counted(file, name, row string) int {
 	}
 	l.Fatalf("no %s in %s", name, text)
 	return 0
+}
+
+// CheckShares sends packets and checks that each outcome that a model predicts has its share of them,
+// within five standard deviations, and that there is no other.
+func (l *Lab) CheckShares(p kernelmodel.Packet, outcomes []kernelmodel.Outcome, packets int) {
+	l.Helper()
+	got, total := l.Count(p, packets), 0
+	for i := range outcomes {
+		o := &outcomes[i]
+		n, want := got[o.Endpoint.Port()], float64(packets)*o.Share
+		if off := math.Abs(float64(n) - want); off > 5*math.Sqrt(want*(1-o.Share)) {
+			l.Errorf("%s %s: %d of %d packets, the model predicts %.0f", o.Fate, o.Endpoint, n, packets, want)
+		}
+		total += n
+	}
+	if total != packets {
+		l.Errorf("%d of %d packets have an outcome that the model knows: %v", total, packets, got)
+	}
 }
 
 // Unpredictable reports whether a packet is masqueraded on its way from the node to

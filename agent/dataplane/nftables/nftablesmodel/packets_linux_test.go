@@ -294,16 +294,5 @@ func TestChanceOnRealKernel(t *testing.T) {
 	if err != nil || len(outcomes) != 5 {
 		t.Fatalf("%v, %v", outcomes, err)
 	}
-	got, total := p.Count(packet, packets), 0
-	for i := range outcomes {
-		o := &outcomes[i]
-		n, want := got[o.Endpoint.Port()], packets*o.Share
-		if off := math.Abs(float64(n) - want); off > 5*math.Sqrt(want*(1-o.Share)) {
-			t.Errorf("%s %s: %d of %d packets, the model predicts %.0f", o.Fate, o.Endpoint, n, packets, want)
-		}
-		total += n
-	}
-	if total != packets {
-		t.Errorf("%d of %d packets have an outcome that the model knows: %v", total, packets, got)
-	}
+	p.CheckShares(packet, outcomes, packets)
 }
