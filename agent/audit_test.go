@@ -18,9 +18,7 @@ import (
 func inAudit(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Enforcement = new(v1alpha1.Audit) }
 
 func TestAuditWritesNothingAndReports(t *testing.T) {
-	runOwnership(t, func(t *testing.T, r ownershipRig) {
-		r.rig.SetRules(r.rig.Node(inAudit))
-		r.changed()
+	runAudit(t, func(t *testing.T, r ownershipRig) {
 		after(time.Second)
 		if reason, _ := r.condition(); reason != v1alpha1.ReasonAuditInSync {
 			// Nothing counts yet: the kernel is empty since a moment.
@@ -63,10 +61,8 @@ func (r ownershipRig) maintain() {
 // TestAuditDuringChanges: a proxy that follows a moment later makes no
 // difference count.
 func TestAuditDuringChanges(t *testing.T) {
-	runOwnership(t, func(t *testing.T, r ownershipRig) {
-		r.rig.SetRules(r.rig.Node(inAudit))
+	runAudit(t, func(t *testing.T, r ownershipRig) {
 		r.ports.become("kube-proxy answers")
-		r.changed()
 		after(100 * time.Millisecond)
 		r.maintain()
 		before := r.kernel.Audits()
@@ -140,10 +136,8 @@ func TestEnforceAuditEnforce(t *testing.T) {
 }
 
 func TestAuditThatFails(t *testing.T) {
-	runOwnership(t, func(t *testing.T, r ownershipRig) {
-		r.rig.SetRules(r.rig.Node(inAudit))
+	runAudit(t, func(t *testing.T, r ownershipRig) {
 		r.kernel.Fail(errors.New("iptables-save: no"))
-		r.changed()
 		after(2 * desired.AuditInterval) // a comparison that began before ownership ended does not count
 		if reason, message := r.condition(); reason != v1alpha1.ReasonFailed || !strings.Contains(message, "cannot be compared with the desired state: IPv4: iptables-save: no") {
 			t.Errorf("%s: %s", reason, message)

@@ -91,9 +91,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 		}
 	})
 	t.Run("ownership cannot begin", func(t *testing.T) {
-		runOwnership(t, func(t *testing.T, r ownershipRig) {
-			r.rig.SetRules(r.rig.Node(inAudit))
-			r.changed()
+		runAudit(t, func(t *testing.T, r ownershipRig) {
 			after(time.Minute)
 			r.spots.set(func(s *spots) { s.stuck = errors.New("the lock is held") })
 			r.rig.SetRules(r.rig.Node())
@@ -110,9 +108,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 		})
 	})
 	t.Run("another proxy has come since the last check", func(t *testing.T) {
-		runOwnership(t, func(t *testing.T, r ownershipRig) {
-			r.rig.SetRules(r.rig.Node(inAudit))
-			r.changed()
+		runAudit(t, func(t *testing.T, r ownershipRig) {
 			after(time.Minute)
 			r.ports.become("kube-proxy answers")
 			r.rig.SetRules(r.rig.Node())

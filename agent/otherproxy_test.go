@@ -22,9 +22,7 @@ func (r ownershipRig) probesDuringEvents() int {
 // TestEventsCauseNoProbes: what a watch brings shows nothing about other proxies.
 func TestEventsCauseNoProbes(t *testing.T) {
 	t.Run("with Audit", func(t *testing.T) {
-		runOwnership(t, func(t *testing.T, r ownershipRig) {
-			r.rig.SetRules(r.rig.Node(inAudit))
-			r.changed()
+		runAudit(t, func(t *testing.T, r ownershipRig) {
 			after(time.Second)
 			if got := r.probesDuringEvents(); got > 3 {
 				t.Errorf("%d probes in 10 s", got)
@@ -38,9 +36,7 @@ func TestEventsCauseNoProbes(t *testing.T) {
 		})
 	})
 	t.Run("where ownership cannot begin", func(t *testing.T) {
-		runOwnership(t, func(t *testing.T, r ownershipRig) {
-			r.rig.SetRules(r.rig.Node(inAudit))
-			r.changed()
+		runAudit(t, func(t *testing.T, r ownershipRig) {
 			after(time.Second)
 			r.spots.set(func(s *spots) { s.stuck = errors.New("the lock is held") })
 			r.rig.SetRules(r.rig.Node())

@@ -159,6 +159,12 @@ func runOwnership(t *testing.T, test func(t *testing.T, r ownershipRig)) {
 	runPrepared(t, func(*ownershipRig) {}, test)
 }
 
+// runAudit is runOwnership of an agent that starts with enforcement Audit.
+func runAudit(t *testing.T, test func(t *testing.T, r ownershipRig)) {
+	t.Helper()
+	runPrepared(t, func(r *ownershipRig) { r.rig.SetRules(r.rig.Node(inAudit)) }, test)
+}
+
 // runPrepared is runOwnership with something done before the agent runs.
 func runPrepared(t *testing.T, prepare func(*ownershipRig), test func(t *testing.T, r ownershipRig)) {
 	t.Helper()
