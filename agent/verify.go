@@ -75,7 +75,7 @@ func (a *Agent) checkAgain(family dataplane.Family, at time.Time) {
 // differs. With suspected, only changes by other programs count.
 func (a *Agent) compare(ctx context.Context, epoch int, rulesets map[dataplane.Family]*dataplane.Ruleset, suspected bool) error {
 	start := a.options.Clock.Now()
-	outcomes := a.fanout.Verify(ctx, rulesets, dataplane.VerifyOptions{})
+	outcomes := a.fanout.Verify(ctx, rulesets, dataplane.VerifyOptions{Suspected: suspected})
 	now := a.options.Clock.Now()
 	drifted := a.drift.Compared(outcomes, now, now.Sub(start))
 	if a.store.CurrentEpoch() != epoch {

@@ -96,14 +96,14 @@ func (f *familyState) set(name dataplane.ServiceName, svc *dataplane.Service, fo
 // lack notes that the node cannot program the family, which nothing needs.
 func (f *familyState) lack(why error) {
 	f.outcome = outcome{unavailable: why}
-	f.full = true // once it is available
+	f.need = fullPass // once it is available
 	f.applyingSince, f.rejected = time.Time{}, nil
 	clear(f.dirty)
 }
 
 // fail notes that an Apply of a ruleset has failed.
 func (f *familyState) fail(err error, tried *dataplane.Ruleset) {
-	f.full, f.err, f.unavailable = true, err, nil
+	f.need, f.err, f.unavailable = fullPass, err, nil
 	f.tryAll = f.tryAll || tried.Rest == nil // as this Apply was to do
 }
 
@@ -168,7 +168,7 @@ func (all families) optional(family dataplane.Family) bool {
 func (all families) anyFull() bool {
 	return some(maps.Keys(all), func(family dataplane.Family) bool {
 		f := all[family]
-		return f.full && !f.omitted() && !all.optional(family)
+		return f.need != nothing && !f.omitted() && !all.optional(family)
 	})
 }
 

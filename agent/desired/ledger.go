@@ -54,10 +54,19 @@ type deferral struct {
 	programmed map[dataplane.Family]*dataplane.Service
 }
 
+// need is what the next Apply must do besides writing what is dirty; a greater one includes a lesser.
+type need int
+
+const (
+	nothing  need = iota
+	repair        // what another program has changed, as the last comparison has found it
+	fullPass      // compare everything
+)
+
 // pending is what the next Apply of a family must do.
 type pending struct {
 	dirty   map[dataplane.ServiceName]struct{}
-	full    bool
+	need    need
 	recheck bool
 	// retry: a family that the node could not program is tried again.
 	retry bool
@@ -84,7 +93,7 @@ func newLedger(c clock.PassiveClock, families []dataplane.Family) *ledger {
 		metrics:  changeLog{since: c.Now(), endpoints: newStages[struct{}](), services: newStages[struct{}]()},
 	}
 	for _, family := range families {
-		l.families[family] = &pending{dirty: map[dataplane.ServiceName]struct{}{}, full: true, triggers: newStages[[]time.Time]()}
+		l.families[family] = &pending{dirty: map[dataplane.ServiceName]struct{}{}, need: fullPass, triggers: newStages[[]time.Time]()}
 	}
 	return l
 }
@@ -126,7 +135,7 @@ func (l *ledger) combined() {
 // markFull requests a full pass of every family, which also tries rejected Services.
 func (l *ledger) markFull() {
 	for _, p := range l.families {
-		p.full, p.tryAll = true, true
+		p.need, p.tryAll = fullPass, true
 	}
 	l.pend()
 }
@@ -164,11 +173,11 @@ func (p *pending) oldest() time.Time { return cmp.Or(p.applyingSince, p.pendingS
 
 // due reports whether an Apply is needed.
 func (p *pending) due(now time.Time) bool {
-	return p.full || p.recheck || len(p.dirty) > 0 || p.rejected.due(now)
+	return p.need != nothing || p.recheck || len(p.dirty) > 0 || p.rejected.due(now)
 }
 
 // taken notes that a batch was taken: what is marked from now on is for the next one.
-func (p *pending) taken() { p.full, p.recheck, p.retry, p.tryAll = false, false, false, false }
+func (p *pending) taken() { p.need, p.recheck, p.retry, p.tryAll = nothing, false, false, false }
 
 // written notes that an Apply, or a comparison, has succeeded.
 func (p *pending) written() {

@@ -190,7 +190,7 @@ func (s *Store) SettleMode(q *ModeQuestion, v Verdict) ModeChoice {
 	s.mode = q.choose(former, v)
 	if s.mode.chosen() != former.chosen() && !s.own.audit() { // which compares all anyway
 		for _, f := range s.families {
-			f.full, f.unavailable = true, nil // in this mode it may be available
+			f.need, f.unavailable = fullPass, nil // in this mode it may be available
 		}
 	}
 	return s.mode

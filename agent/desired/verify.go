@@ -13,7 +13,7 @@ func (s *Store) Verifiable() map[dataplane.Family]*dataplane.Ruleset {
 	defer s.mu.Unlock()
 	rulesets := map[dataplane.Family]*dataplane.Ruleset{}
 	for family, f := range s.families {
-		if f.done && !f.full && !f.recheck && len(f.dirty) == 0 {
+		if f.done && f.need == nothing && !f.recheck && len(f.dirty) == 0 {
 			rulesets[family] = s.ruleset(family, f)
 		}
 	}
@@ -43,8 +43,15 @@ func (s *Store) Compared(epoch int, outcomes map[dataplane.Family]dataplane.Outc
 			f.difference = &outcome.Value
 			f.count(outcome.Value.Counts, now, outcome.Value.Unread)
 		}
-		if outcome.Err != nil || outcome.Value.Count > 0 && !later[family] || !suspected && f.retriable(&outcome.Value, now) {
-			again, f.full = true, true
+		takes := nothing
+		switch differs := outcome.Value.Count > 0 && !later[family]; {
+		case outcome.Err != nil, !suspected && f.retriable(&outcome.Value, now), differs && !outcome.Value.Drifted:
+			takes = fullPass
+		case differs:
+			takes = repair
+		}
+		if takes != nothing {
+			again, f.need = true, max(f.need, takes)
 			f.wait(now)
 		}
 		again = again || !suspected && f.rejected.due(now)

@@ -66,3 +66,39 @@ func TestVerifiedTimeIsThatOfAReading(t *testing.T) {
 		}
 	}
 }
+
+// TestRepair: only what another program has changed is repaired as such; anything else that takes a full
+// pass comes first.
+func TestRepair(t *testing.T) {
+	const ipv4 = dataplane.IPv4
+	differs, drifted := dataplane.Difference{Count: 1}, dataplane.Difference{Count: 1, Drifted: true}
+	for name, c := range map[string]struct {
+		found  dataplane.Difference
+		before func(r *rig)
+		after  func(r *rig)
+		repair bool
+	}{
+		"another program":               {found: drifted, repair: true},
+		"no other program":              {found: differs},
+		"a full pass was needed before": {found: drifted, before: func(r *rig) { r.ledger.markFull() }},
+		"a full pass is needed now":     {found: drifted, after: func(r *rig) { r.ledger.markFull() }},
+		"it failed before":              {found: drifted, before: func(r *rig) { r.families[ipv4].need = fullPass }},
+	} {
+		r := running(t)
+		if c.before != nil {
+			c.before(r)
+		}
+		if !r.Compared(r.actual.epoch, map[dataplane.Family]dataplane.Outcome[dataplane.Difference]{ipv4: {Value: c.found}}, nil, true) {
+			t.Errorf("%s: nothing follows", name)
+		}
+		if c.after != nil {
+			c.after(r)
+		}
+		if set := r.prepare().Rulesets[ipv4]; !set.Full || set.Repair != c.repair {
+			t.Errorf("%s: full %v, repair %v", name, set.Full, set.Repair)
+		}
+		if set := r.ruleset(ipv4, r.families[ipv4]); set.Full || set.Repair {
+			t.Errorf("%s: needed again", name)
+		}
+	}
+}

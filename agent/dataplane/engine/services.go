@@ -38,6 +38,11 @@ func (e *Engine[P]) Resting(r *dataplane.Ruleset) map[dataplane.ServiceName]Reje
 	return out
 }
 
+// Settled reports whether no rejected Service is to be tried again, and no part of one is left.
+func (e *Engine[P]) Settled(r *dataplane.Ruleset) bool {
+	return len(e.unfinished) == 0 && len(e.Resting(r)) == len(e.Rejected)
+}
+
 // toWrite returns the Services to write without a full pass, sorted. Done is false if there are
 // more, whose actual state is unknown.
 func (e *Engine[P]) toWrite(r *dataplane.Ruleset, all bool) (names []dataplane.ServiceName, done bool) {

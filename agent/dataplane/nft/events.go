@@ -19,6 +19,60 @@ type Commit struct {
 	By string
 	// Removed: it has removed something, not only added.
 	Removed bool
+	// Changes are what has changed of what is followed; nil: unknown. See Events.Detailed.
+	Changes *Changes
+}
+
+// Changes are what batches have changed of tables.
+type Changes struct {
+	// Elements were added, removed or replaced; at most MaxElements.
+	Elements []ElementID
+	// Rules: tables, chains or rules have changed. Sets: sets have, or more elements than Elements has.
+	Rules, Sets bool
+}
+
+// ElementID identifies an element of a table.
+type ElementID struct{ Set, Key string }
+
+// MaxElements bounds Changes.Elements.
+const MaxElements = 512
+
+// None reports whether nothing has changed.
+func (c *Changes) None() bool { return len(c.Elements) == 0 && !c.Rules && !c.Sets }
+
+// Add adds other changes.
+func (c *Changes) Add(other *Changes) {
+	c.Rules, c.Sets = c.Rules || other.Rules, c.Sets || other.Sets
+	for _, e := range other.Elements {
+		c.add(e)
+	}
+}
+
+func (c *Changes) add(e ElementID) {
+	if len(c.Elements) >= MaxElements {
+		c.Elements, c.Sets = nil, true
+	}
+	if !c.Sets {
+		c.Elements = append(c.Elements, e)
+	}
+}
+
+// note notes an event.
+func (c *Changes) note(m message) {
+	switch m.kind {
+	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
+		set := ""
+		for kind, value := range nlattr.All(m.body) {
+			if kind == unix.NFTA_SET_ELEM_LIST_SET { // precedes the elements
+				set = nlattr.Text(value)
+			}
+		}
+		parseElements(m.body, func(e *Element) { c.add(ElementID{set, string(e.Key)}) })
+	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
+		c.Sets = true
+	default:
+		c.Rules = true
+	}
 }
 
 // Events reads what the kernel reports about batches: an event for everything that has changed,
@@ -29,9 +83,14 @@ type Events struct {
 	// Touches reports whether an event of the family, one of unix.NFT_MSG_* with its attributes, is
 	// about something that is followed.
 	Touches func(kind uint16, attributes []byte) bool
+	// Ignore, if not nil, reports whether what the batches of a socket change is not followed.
+	Ignore func(port uint32) bool
+	// Detailed: batches state their Changes, and those that change nothing are reported, too.
+	Detailed bool
 	// touched: the batch of which events arrive has changed something; removed: it has removed
 	// something.
 	touched, removed bool
+	changes          *Changes
 }
 
 // Read reads a datagram. It yields the batches that end in it and have changed something that is
@@ -43,23 +102,41 @@ func (e *Events) Read(datagram []byte) iter.Seq[Commit] {
 				continue
 			}
 			if m.kind != unix.NFT_MSG_NEWGEN {
-				if m.family == e.Family && (!e.touched || !e.removed && removes(m.kind)) && e.Touches(m.kind, m.body) {
-					e.touched, e.removed = true, e.removed || removes(m.kind)
+				if m.family == e.Family {
+					e.note(m)
 				}
 				continue
 			}
 			c, touched := commitOf(m), e.touched
-			c.Removed = e.removed
-			e.touched, e.removed = false, false
-			if touched && !yield(c) {
+			c.Removed, c.Changes = e.removed, e.changes
+			if e.Detailed && c.Changes == nil {
+				c.Changes = &Changes{}
+			}
+			e.Lost()
+			if (touched || e.Detailed) && !yield(c) {
 				return
 			}
 		}
 	}
 }
 
+// note notes an event of the family.
+func (e *Events) note(m message) {
+	known := e.touched && (e.removed || !removes(m.kind)) && !e.Detailed
+	if known || e.Ignore != nil && e.Ignore(m.port) || !e.Touches(m.kind, m.body) {
+		return
+	}
+	e.touched, e.removed = true, e.removed || removes(m.kind)
+	if e.Detailed {
+		if e.changes == nil {
+			e.changes = &Changes{}
+		}
+		e.changes.note(m)
+	}
+}
+
 // Lost notes that events have been lost, which may have been the end of a batch.
-func (e *Events) Lost() { e.touched, e.removed = false, false }
+func (e *Events) Lost() { e.touched, e.removed, e.changes = false, false, nil }
 
 // Of is what Events.Touches is for a single table.
 func (t Table) Of(_ uint16, attributes []byte) bool {

@@ -1,6 +1,8 @@
 package nft
 
 import (
+	"encoding/binary"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -47,6 +49,61 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+// TestDetailedEvents: what has changed is known, up to a bound; batches of some sockets are not followed.
+func TestDetailedEvents(t *testing.T) {
+	const ours = 77
+	e := Events{Family: table.Family, Touches: table.Of, Detailed: true, Ignore: func(port uint32) bool { return port == ours }}
+	elements := func(kind int, n int) []byte {
+		var b Batch
+		for i := range n {
+			one := &Element{Key: key("10.0.0.1", 1, uint32(i))} //nolint:gosec // few
+			if kind == unix.NFT_MSG_DELSETELEM {
+				b.DeleteElement(table, "sources", one)
+			} else {
+				b.AddElement(table, "sources", one)
+			}
+		}
+		return b.messages
+	}
+	ids := func(n int) (out []ElementID) {
+		for i := range n {
+			out = append(out, ElementID{"sources", string(key("10.0.0.1", 1, uint32(i)))}) //nolint:gosec // few
+		}
+		return out
+	}
+	from := func(port uint32, datagram []byte) []byte {
+		binary.NativeEndian.PutUint32(datagram[12:], port)
+		return datagram
+	}
+	for name, c := range map[string]struct {
+		datagram []byte
+		want     Changes
+	}{
+		"nothing":              {nil, Changes{}},
+		"elements":             {slices.Concat(elements(unix.NFT_MSG_DELSETELEM, 1), elements(unix.NFT_MSG_NEWSETELEM, 2)), Changes{Elements: append(ids(1), ids(2)...)}},
+		"as many as fit":       {elements(unix.NFT_MSG_NEWSETELEM, MaxElements), Changes{Elements: ids(MaxElements)}},
+		"more":                 {elements(unix.NFT_MSG_NEWSETELEM, MaxElements+1), Changes{Sets: true}},
+		"a rule":               {event(unix.NFT_MSG_NEWRULE, table.Family, "test"), Changes{Rules: true}},
+		"a set and a table":    {slices.Concat(event(unix.NFT_MSG_DELSET, table.Family, "test"), event(unix.NFT_MSG_DELTABLE, table.Family, "test")), Changes{Rules: true, Sets: true}},
+		"another table":        {event(unix.NFT_MSG_DELTABLE, table.Family, "other"), Changes{}},
+		"our own":              {from(ours, event(unix.NFT_MSG_DELTABLE, table.Family, "test")), Changes{}},
+		"ours, then another's": {slices.Concat(from(ours, event(unix.NFT_MSG_DELTABLE, table.Family, "test")), generation(8, 1, ""), event(unix.NFT_MSG_NEWRULE, table.Family, "test")), Changes{Rules: true}},
+	} {
+		got := slices.Collect(e.Read(slices.Concat(c.datagram, generation(9, 1, "nft"))))
+		last := got[len(got)-1]
+		if last.Changes == nil || !reflect.DeepEqual(*last.Changes, c.want) || last.Generation != 9 {
+			t.Errorf("%s: %+v, changes %+v; want %+v", name, last, last.Changes, c.want)
+		}
+	}
+	var sum Changes
+	for range 3 {
+		sum.Add(&Changes{Elements: ids(MaxElements / 2)})
+	}
+	if sum.Add(&Changes{Rules: true}); !sum.Sets || !sum.Rules || sum.Elements != nil || sum.None() {
+		t.Errorf("the sum: %+v", sum)
+	}
+}
+
 // FuzzMessages parses anything without harm.
 func FuzzMessages(f *testing.F) {
 	f.Add(slices.Concat(event(unix.NFT_MSG_NEWSETELEM, 2, "test"), generation(7, 12, "nft")))
@@ -58,8 +115,10 @@ func FuzzMessages(f *testing.F) {
 	b.AddChain(table, "base", &Hook{Type: "nat"})
 	f.Add(b.messages)
 	f.Fuzz(func(_ *testing.T, b []byte) {
-		e := Events{Family: table.Family, Touches: table.Of}
-		for range e.Read(b) {
+		for _, detailed := range []bool{false, true} {
+			e := Events{Family: table.Family, Touches: table.Of, Detailed: detailed}
+			for range e.Read(b) {
+			}
 		}
 		for m := range messages(b) {
 			parseTable(m.body)

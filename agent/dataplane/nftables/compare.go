@@ -2,8 +2,8 @@ package nftables
 
 import (
 	"bytes"
-	"maps"
 	"slices"
+	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
@@ -112,18 +112,20 @@ func (d *comparison) findStale(l *listing, used map[string]int) {
 	if len(stale) == 0 {
 		return
 	}
-	all := newChange()
-	for _, o := range d.desired.destinations {
-		all.replaceDestination(o.service, o.service, nil, o.destination)
-	}
-	maps.Copy(all.added, d.desired.counted())
+	desired := map[string]map[string]struct{}{}
 	for _, set := range stale {
-		desired := make(map[string]struct{}, len(all.added[set]))
-		for i := range all.added[set] {
-			desired[string(all.added[set][i].Key)] = struct{}{}
+		desired[set] = make(map[string]struct{}, len(l.elements[set]))
+	}
+	for part := range d.desired.parts() {
+		for set, keys := range desired {
+			for i := range part.added[set] {
+				keys[string(part.added[set][i].Key)] = struct{}{}
+			}
 		}
+	}
+	for _, set := range stale {
 		for k, e := range l.elements[set] {
-			if _, found := desired[k]; !found {
+			if _, found := desired[set][k]; !found {
 				d.stale.replace(set, e, nil)
 			}
 		}
@@ -167,11 +169,10 @@ func (d *destination) countElements(to map[string]int) {
 // counted are the elements of the sets that Services share.
 func (s *state) counted() map[string][]nft.Element {
 	out := map[string][]nft.Element{}
-	for a := range s.clusterIPs {
-		out[setClusterIPs] = append(out[setClusterIPs], nft.Element{Key: a.AsSlice()})
-	}
-	for a := range s.hairpin {
-		out[setHairpin] = append(out[setHairpin], nft.Element{Key: slices.Concat(a.AsSlice(), a.AsSlice())})
+	for _, set := range []string{setClusterIPs, setHairpin} {
+		for a := range s.addressCounts(set) {
+			out[set] = append(out[set], nft.Element{Key: addressKey(set, a)})
+		}
 	}
 	return out
 }
@@ -196,7 +197,7 @@ func (c *change) compare(l *listing, set string, elements []nft.Element, used ma
 		have := of[string(e.Key)]
 		if have != nil {
 			used[set]++
-			if bytes.Equal(have.Data, e.Data) && bytes.Equal(have.End, e.End) && have.Verdict == e.Verdict && have.Comment == nft.Comment(e.Comment) {
+			if isElement(have, e) {
 				continue
 			}
 		}
@@ -206,6 +207,11 @@ func (c *change) compare(l *listing, set string, elements []nft.Element, used ma
 		c.replace(set, have, e)
 	}
 	return c
+}
+
+// isElement reports whether an element of the kernel is as it should be.
+func isElement(have, want *nft.Element) bool {
+	return bytes.Equal(have.Data, want.Data) && bytes.Equal(have.End, want.End) && have.Verdict == want.Verdict && have.Comment == nft.Comment(want.Comment)
 }
 
 // compareLayout compares sets and chains.
@@ -242,6 +248,8 @@ func (c *config) compareLayout(out *comparison, l *listing) {
 		}
 	}
 	out.unknownChains = unknown(l.chains, known)
+	slices.SortFunc(out.sets, func(a, b *nft.Set) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out.chains, func(a, b fixedChain) int { return strings.Compare(a.name, b.name) })
 }
 
 // unknown returns the names that are not known, sorted.

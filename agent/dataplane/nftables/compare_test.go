@@ -95,15 +95,20 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// reading counts how often the sets are listed.
+// reading counts how often the sets, and how often elements are listed.
 type reading struct {
 	kernel
-	times int
+	times, elements int
 }
 
 func (k *reading) Sets(t nft.Table) ([]nft.ListedSet, error) {
 	k.times++
 	return k.kernel.Sets(t)
+}
+
+func (k *reading) Elements(t nft.Table, set string, yield func(*nft.Element)) error {
+	k.elements++
+	return k.kernel.Elements(t, set, yield)
 }
 
 // TestVerifyReadsWhatHasChanged: while no program changes any table, ours is read only now and then.

@@ -55,21 +55,31 @@ func (s *state) countChains(c *config) {
 // counts are those of the table.
 func (s *state) counts(c *config) dataplane.Counts {
 	s.countChains(c)
-	n := &s.tally
-	elements := maps.Clone(n.elements)
+	return countsOf(s.tally.fixed+s.tally.chains, s.tally.rules, s.countedElements(c))
+}
+
+// countedElements are how many elements each set has.
+func (s *state) countedElements(c *config) map[string]int {
+	elements := maps.Clone(s.tally.elements)
 	for _, set := range c.setNames(s.numbered) {
 		elements[set] += 0
 	}
-	return countsOf(n.fixed+n.chains, n.rules, elements)
+	return elements
 }
 
 func (l *listing) counts() dataplane.Counts {
-	rules, elements := 0, map[string]int{}
-	for _, of := range l.rules {
-		rules += len(of)
-	}
+	elements := map[string]int{}
 	for set := range l.sets {
 		elements[set] = len(l.elements[set])
+	}
+	return l.countsWith(elements)
+}
+
+// countsWith are the counts of a listing given the elements of its sets.
+func (l *listing) countsWith(elements map[string]int) dataplane.Counts {
+	rules := 0
+	for _, of := range l.rules {
+		rules += len(of)
 	}
 	return countsOf(len(l.chains), rules, elements)
 }

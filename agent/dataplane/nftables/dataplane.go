@@ -70,6 +70,10 @@ type Dataplane struct {
 	// listed is the table in which the last comparison found changes by another program: the repair
 	// that follows reads it again only if nf_tables has changed since.
 	listed *listing
+	// journal has what other programs have changed, and found how the table differs by it: the repair
+	// that follows compares nothing again.
+	journal journal
+	found   *finding
 	// next is the config by which the running Apply plans all Services.
 	next *config
 	// services are those of the Ruleset of the running, or the last, Apply.
@@ -182,7 +186,7 @@ func (d *Dataplane) Close() error {
 	}
 	k := d.kernel
 	d.ports.Delete(k.Port())
-	d.kernel, d.actual, d.listed = nil, nil, nil
+	d.kernel, d.actual, d.listed, d.found = nil, nil, nil, nil
 	if c, ok := k.(io.Closer); ok {
 		return c.Close() //nolint:wrapcheck // it names the call
 	}
@@ -240,6 +244,15 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 			return dataplane.Difference{Counts: d.actual.counts(c), Unread: true}, nil
 		}
 	}
+	if d.found = nil; current && o.Suspected {
+		found, err := d.findSuspected(c, r)
+		if err != nil {
+			return dataplane.Difference{}, d.failed(err)
+		}
+		if found != nil {
+			return d.suspected(c, found), nil
+		}
+	}
 	plans, rejected := newContest().all(c, r), map[dataplane.ServiceName]engine.Rejection[servicePlan]{}
 	if d.actual != nil {
 		rejected = maps.Clone(d.engine.Rejected)
@@ -259,6 +272,7 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	out := dataplane.DifferenceOf(c.findings(difference), o)
 	if d.clean, d.unread = 0, 0; current && out.Count == 0 {
 		d.clean = l.generation
+		d.journal.known(l.period, l.generation)
 	}
 	if applied && out.Count > 0 {
 		out.Drifted = !d.drift(c, l, d.actual, r).equal()

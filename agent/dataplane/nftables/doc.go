@@ -18,6 +18,7 @@
 //   - compare.go: compares a listing to the desired state; pure
 //   - retain.go: what a comparison may not change; pure
 //   - audit.go: compares kube-proxy's table to the desired state, by what becomes of packets
+//   - journal.go: what events report; suspects.go: compares and repairs only that
 //   - contest.go: which Service has a destination that several ask for; pure
 //
 // What changes the kernel:

@@ -63,6 +63,14 @@ func (k key) bytes() []byte {
 	return appendPort(appendPadded(b, dataplane.ProtocolNumber(k.protocol)), k.Port())
 }
 
+// addressKey is an address as a key of a set of addresses.
+func addressKey(set string, a netip.Addr) []byte {
+	if set == setHairpin {
+		return slices.Concat(a.AsSlice(), a.AsSlice())
+	}
+	return a.AsSlice()
+}
+
 func endpointData(e netip.AddrPort) []byte { return appendPort(e.Addr().AsSlice(), e.Port()) }
 
 // verdict is what becomes of packets to a destination.

@@ -46,7 +46,12 @@ func (d *Dataplane) list(c *config) (*listing, error) {
 			return l, nil
 		}
 	}
-	return c.list(d.kernel)
+	period := d.journal.now()
+	l, err := c.list(d.kernel)
+	if err == nil {
+		l.period = period
+	}
+	return l, err
 }
 
 // incomplete reports whether the table has some of the elements that a listing lacks.
@@ -90,6 +95,11 @@ func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, asked bool) 
 	}
 	o.services = r.Services
 	o.noteAddresses(c)
+	if r.Repair && reflect.DeepEqual(c, o.config) && len(r.Dirty) == 0 {
+		if changed, done := o.repair(r); done {
+			return engine.FullPass{Changed: changed}, nil
+		}
+	}
 	was := o.actual
 	o.actual = nil
 	var pass engine.FullPass
@@ -138,6 +148,7 @@ func (o operations) full(c *config, r *dataplane.Ruleset, was *state, final bool
 	maps.Copy(o.engine.Rejected, exempt)
 	difference.desired.countAll(c)
 	o.actual, o.last, o.config, o.next = difference.desired, difference.desired, c, nil
+	o.journal.known(l.period, l.generation)
 	return out, nil
 }
 

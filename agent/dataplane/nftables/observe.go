@@ -76,17 +76,24 @@ func (d *Dataplane) watch(ctx context.Context, changed func(dataplane.Change)) (
 		return err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
+	defer d.journal.end()
+	d.journal.begin()
 	changed(dataplane.Change{}) // what came before is unknown
 	t := (&config{family: d.family}).table()
-	events := nft.Events{Family: t.Family, Touches: t.Of}
+	events := nft.Events{Family: t.Family, Touches: t.Of, Detailed: true, Ignore: func(port uint32) bool {
+		_, ours := d.ports.Load(port)
+		return ours
+	}}
 	return m.Run(ctx, func(datagram []byte) {
 		for commit := range events.Read(datagram) {
-			if _, ours := d.ports.Load(commit.Port); !ours {
-				changed(dataplane.Change{By: commit.By, Sure: commit.Removed})
+			d.journal.note(&commit)
+			if !commit.Changes.None() {
+				changed(dataplane.Change{By: commit.By, Sure: commit.Removed, Whole: true})
 			}
 		}
 	}, func() {
 		events.Lost()
+		d.journal.begin()
 		changed(dataplane.Change{})
 	})
 }

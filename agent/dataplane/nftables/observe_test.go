@@ -62,26 +62,15 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// listings counts how often the table is listed.
-type listings struct {
-	kernel
-	count int
-}
-
-func (k *listings) Sets(t nft.Table) ([]nft.ListedSet, error) {
-	k.count++
-	return k.kernel.Sets(t)
-}
-
 // TestRepairReadsOnce what a comparison has read, unless something has changed since.
 func TestRepairReadsOnce(t *testing.T) {
 	r := newRig(t)
 	r.set(web())
 	r.apply()
-	k := &listings{kernel: r.kernel}
+	k := &reading{kernel: r.kernel}
 	r.kernel = k
 	for between, want := range map[string]int{"": 1, "add table ip other": 2, "flush map ip nodeproxy endpoints": 2} {
-		k.count = 0
+		k.times = 0
 		r.nft("flush map ip nodeproxy service-ips")
 		if d, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{}); err != nil || !d.Drifted {
 			t.Fatalf("%+v, %v", d, err)
@@ -90,8 +79,8 @@ func TestRepairReadsOnce(t *testing.T) {
 			r.nft(between)
 		}
 		r.rules.Full = true
-		if _, err := r.Apply(t.Context(), &r.rules); err != nil || k.count != want {
-			t.Errorf("after %q the table is listed %d times, want %d: %v", between, k.count, want, err)
+		if _, err := r.Apply(t.Context(), &r.rules); err != nil || k.times != want {
+			t.Errorf("after %q the table is listed %d times, want %d: %v", between, k.times, want, err)
 		}
 		r.rules.Full = false
 		if d, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {

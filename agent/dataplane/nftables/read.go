@@ -30,6 +30,7 @@ type kernel interface {
 // listing is what the kernel has of the table.
 type listing struct {
 	generation uint32
+	period     int // of the journal
 	exists     bool
 	ownership  nft.Ownership
 	sets       map[string]nft.ListedSet
@@ -72,6 +73,26 @@ func (m *memory) copied(b []byte) []byte {
 
 // list reads the table, but for what packets have added.
 func (c *config) list(k kernel) (*listing, error) {
+	l, err := c.listLayout(k)
+	if err != nil {
+		return nil, err
+	}
+	for name := range l.sets {
+		if name == setAffinity {
+			continue
+		}
+		elements := map[string]*nft.Element{}
+		l.elements[name] = elements
+		err := k.Elements(c.table(), name, func(e *nft.Element) { elements[string(e.Key)] = l.memory.element(e) })
+		if err != nil {
+			return nil, wrap("list set "+name+" of table", err)
+		}
+	}
+	return l, nil
+}
+
+// listLayout reads the chains and sets of the table.
+func (c *config) listLayout(k kernel) (*listing, error) {
 	t := c.table()
 	l := &listing{
 		sets: map[string]nft.ListedSet{}, chains: map[string]*nft.Hook{}, rules: map[string][][]nft.Expr{},
@@ -104,15 +125,6 @@ func (c *config) list(k kernel) (*listing, error) {
 	}
 	for _, s := range sets {
 		l.sets[s.Name] = s
-		if s.Name == setAffinity {
-			continue
-		}
-		elements := map[string]*nft.Element{}
-		l.elements[s.Name] = elements
-		err := k.Elements(t, s.Name, func(e *nft.Element) { elements[string(e.Key)] = l.memory.element(e) })
-		if err != nil {
-			return nil, wrap("list set "+s.Name+" of table", err)
-		}
 	}
 	return l, nil
 }
