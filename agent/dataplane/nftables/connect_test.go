@@ -17,6 +17,9 @@ import (
 // connectCost is how much longer a connection may take than without rules: the goal.
 const connectCost = 10 * time.Microsecond
 
+// prefixCost is what a lookup of a prefix length may take.
+const prefixCost = 80 * time.Nanosecond
+
 // TestConnect: what the rules cost a connection by a Service, and one that has nothing to do with
 // Services, by the number of Services.
 func TestConnect(t *testing.T) {
@@ -24,7 +27,7 @@ func TestConnect(t *testing.T) {
 		r, _, _ := filled(t, services, 1)
 		loopBack(t)
 		run(t, "ip route add local 10.128.0.0/14 dev lo") // the endpoints
-		listen(t, 8000)
+		listen(t, unix.AF_INET, 8000)
 		byService := func(n int) netip.AddrPort { return netip.AddrPortFrom(numbered(n, 0).ClusterIP, 80) }
 		direct := func(n int) netip.AddrPort { return numbered(n, 1).Ports[0].Cluster[0] }
 		through, past := connectTimes(t, services, byService), connectTimes(t, services, direct)
@@ -37,6 +40,46 @@ func TestConnect(t *testing.T) {
 			if took-bare > patience*connectCost {
 				t.Errorf("%d Services: the rules cost a connection %s, want %s at most", services, took-bare, patience*connectCost)
 			}
+		}
+	}
+}
+
+// TestConnectRestricted: what a connection to a restricted address costs if Services of the node have source ranges
+// of all prefix lengths, and its own is looked up last.
+func TestConnectRestricted(t *testing.T) {
+	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		r := rigWith(t, ownNamespace(t), family)
+		loopBack(t)
+		run(t, "ip -6 addr add 2001:db8::1/64 dev lo nodad")
+		run(t, "ip -6 route add default dev lo")
+		restricted, others, bits := numbered(1, 1), numbered(2, 1), 32
+		number := unix.AF_INET
+		client, address, another := "192.0.2.1", "203.0.113.1", "203.0.113.2"
+		if family == dataplane.IPv6 {
+			client, address, another, bits, number = "2001:db8::1", "2001:db8:1::1", "2001:db8:1::2", 128, unix.AF_INET6
+		}
+		for s, a := range map[*dataplane.Service]string{restricted: address, others: another} {
+			s.ClusterIP, s.LoadBalancerIPs = netip.Addr{}, []netip.Addr{netip.MustParseAddr(a)}
+			s.Ports[0].Cluster = []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(client), 8000)}
+		}
+		restricted.SourceRanges = []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr(client), 1).Masked()}
+		listen(t, number, 8000)
+		to := func(int) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(address), 80) }
+		r.set(restricted)
+		r.apply()
+		alone := connectTimes(t, 1, to)
+		for n := 2; n <= bits; n++ {
+			network := make([]byte, bits/8) // none inside another
+			network[(n-1)/8] = 1 << (7 - (n-1)%8)
+			a, _ := netip.AddrFromSlice(network)
+			others.SourceRanges = append(others.SourceRanges, netip.PrefixFrom(a, n))
+		}
+		r.set(others)
+		r.apply()
+		all := connectTimes(t, 1, to)
+		t.Logf("%s: %s with one prefix length, %s with %d: %s for each", family, alone, all, bits, (all-alone)/time.Duration(bits-1))
+		if most := patience * time.Duration(bits) * prefixCost; all-alone > most {
+			t.Errorf("%s: %d prefix lengths cost a connection %s, want %s at most", family, bits, all-alone, most)
 		}
 	}
 }
@@ -58,19 +101,30 @@ func run(t *testing.T, command string) {
 }
 
 // listen accepts connections on a port of any address, in the kernel alone.
-func listen(t *testing.T, port int) {
+func listen(t *testing.T, family, port int) {
 	t.Helper()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: port}); err != nil {
+	of := netip.IPv4Unspecified()
+	if family == unix.AF_INET6 {
+		of = netip.IPv6Unspecified()
+	}
+	if err := unix.Bind(fd, socketAddress(netip.AddrPortFrom(of, uint16(port)))); err != nil { //nolint:gosec // a port
 		t.Fatal(err)
 	}
 	if err := unix.Listen(fd, 4096); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func socketAddress(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 }
 
 // connectTimes is the median of connecting to Services of so many, all over the table.
@@ -80,7 +134,11 @@ func connectTimes(t *testing.T, services int, to func(n int) netip.AddrPort) tim
 	took := make([]time.Duration, connections)
 	for i := range took {
 		at := to(i * 7919 % services)
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		family := unix.AF_INET
+		if at.Addr().Is6() {
+			family = unix.AF_INET6
+		}
+		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +146,7 @@ func connectTimes(t *testing.T, services int, to func(n int) netip.AddrPort) tim
 		err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 		begin := time.Now()
 		if err == nil {
-			err = unix.Connect(fd, &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())})
+			err = unix.Connect(fd, socketAddress(at))
 		}
 		took[i] = time.Since(begin)
 		_ = unix.Close(fd)
