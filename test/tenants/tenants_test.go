@@ -296,8 +296,10 @@ func newRig(t *testing.T, mode v1alpha1.ProxyMode) *rig {
 			t.Fatal(err)
 		}
 	}
-	if err := install.Until(t.Context(), patience, r.programmed); err != nil {
-		t.Fatal(err)
+	for _, holds := range []func(context.Context) error{r.programmed, r.balanced} {
+		if err := install.Until(t.Context(), patience, holds); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return r
 }
@@ -329,7 +331,7 @@ func (r *rig) fill(ctx context.Context) error {
 		}
 		r.visitors = append(r.visitors, pod)
 	}
-	return nil
+	return r.balance(ctx)
 }
 
 func crowdName(i int) string { return fmt.Sprintf("crowd-%d", i) }

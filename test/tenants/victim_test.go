@@ -217,17 +217,42 @@ func (r *rig) startControl(ctx context.Context) error {
 	return nil
 }
 
+// balancerPort is the health-check node port of a Service of the second tenant.
+const balancerPort = 32255
+
+// balance creates this Service, whose pod is on the second node.
+func (r *rig) balance(ctx context.Context) error {
+	service, endpoints := cluster.WithoutSelector(victim, "balanced", r.server.IP())
+	service.Spec.Type, service.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
+	service.Spec.HealthCheckNodePort = balancerPort
+	endpoints.Endpoints[0].NodeName = new(r.server.Node().Name())
+	if err := r.cluster.Client().Create(ctx, service); err != nil {
+		return err
+	}
+	return r.cluster.Client().Create(ctx, endpoints)
+}
+
+// balanced returns nil once that port answers that there is an endpoint.
+func (r *rig) balanced(ctx context.Context) error {
+	_, err := r.server.Node().Get(ctx, "http://"+r.server.Node().AddressPort(balancerPort))
+	return err
+}
+
 // probe asks the ports of agents, and the control servers, until the context ends. The returned
 // function, which may be called once the group has ended, returns how long the answers took.
 func (r *rig) probe(ctx context.Context, group *sync.WaitGroup) func() (probes, control []time.Duration) {
 	var mu sync.Mutex
 	var probes, control []time.Duration
 	for _, node := range r.cluster.Nodes() {
-		for url, took := range map[string]*[]time.Duration{
+		ports := map[string]*[]time.Duration{
 			"http://127.0.0.1:19256/livez":                        &probes,
 			"http://" + node.AddressPort(healthPort) + "/healthz": &probes,
 			"http://" + controlAddress:                            &control,
-		} {
+		}
+		if node == r.server.Node() {
+			ports["http://"+node.AddressPort(balancerPort)] = &probes
+		}
+		for url, took := range ports {
 			asks := &http.Client{Transport: node.Transport(), Timeout: patience}
 			group.Go(func() {
 				tick := time.NewTicker(probePause)
