@@ -54,8 +54,7 @@ type Ruleset struct {
 	// Full requests to read the kernel and compare everything: initially, after an error,
 	// when Node has changed, and for a repair.
 	Full bool
-	// Repair: it does so only because the last Verify has found that another program has changed
-	// something.
+	// Repair: Full is set only because the last Verify has found changes by another program.
 	Repair bool
 	// Recheck: facts of the node that the implementation follows itself may have changed;
 	// see Observer.
@@ -141,8 +140,6 @@ type Change struct {
 	// Sure: something of ours is missing, unless another program had added it. Otherwise only
 	// a Verify can find out.
 	Sure bool
-	// Whole: the program made the change in one step, and no step of the same change follows.
-	Whole bool
 }
 
 // CleanupOptions limit a Cleanup.

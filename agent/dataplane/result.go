@@ -108,7 +108,7 @@ type VerifyOptions struct {
 	// omits what only kube-proxy has and affects no packet. It costs little if neither the
 	// Ruleset nor the kernel has changed.
 	Audit bool
-	// Suspected: Verify need only compare what an Observer knows that other programs have changed.
+	// Suspected: Verify may compare only what events report of other programs.
 	Suspected bool
 }
 

@@ -124,6 +124,9 @@ func (f *familyState) succeed(result *dataplane.Result, applied *dataplane.Rules
 	if result.Kind == v1alpha1.SyncFull {
 		f.difference = &dataplane.Difference{}
 		f.count(result.Counts, now, false)
+	} else if result.Repaired.Count > 0 {
+		f.difference = &dataplane.Difference{}
+		f.count(result.Counts, now, true)
 	}
 }
 
@@ -168,7 +171,7 @@ func (all families) optional(family dataplane.Family) bool {
 func (all families) anyFull() bool {
 	return some(maps.Keys(all), func(family dataplane.Family) bool {
 		f := all[family]
-		return f.need != nothing && !f.omitted() && !all.optional(family)
+		return f.need == fullPass && !f.omitted() && !all.optional(family)
 	})
 }
 

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// GatherPause is the time from the first indication of an external change until the comparison,
-	// unless the change is whole: a program that flushes one table is about to flush another.
+	// GatherPause is the time from the first indication of an external change until the comparison:
+	// a program that flushes one table is about to flush another.
 	GatherPause = 25 * time.Millisecond
 	// restPerCheck limits the cost of comparisons that find nothing: after CleanChecks of them
 	// in a row, with less than cleanSpan between two, the next on mere suspicion waits for
@@ -93,10 +93,7 @@ func (d *Tracker) Noticed(family dataplane.Family, c dataplane.Change) time.Time
 	if c.By != "" {
 		f.by = c.By
 	}
-	times := []time.Time{now, f.rested(c.Sure)}
-	if !c.Whole {
-		times[0] = now.Add(GatherPause)
-	}
+	times := []time.Time{now.Add(GatherPause), f.rested(c.Sure)}
 	if f.found != nil { // the difference is known
 		times = append(times, f.nextRepair(now))
 	}
@@ -168,7 +165,7 @@ func (d *Tracker) Synced(outcomes map[dataplane.Family]dataplane.Outcome[datapla
 	defer d.mu.Unlock()
 	var out []dataplane.Family
 	for family, outcome := range outcomes {
-		if outcome.Err != nil || outcome.Value.Kind != v1alpha1.SyncFull {
+		if outcome.Err != nil || outcome.Value.Kind != v1alpha1.SyncFull && outcome.Value.Repaired.Count == 0 {
 			continue
 		}
 		f := d.families[family]

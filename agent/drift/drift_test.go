@@ -206,7 +206,6 @@ func TestSuspicionRestsAfterChecksThatFindNothing(t *testing.T) {
 	}
 	suspicion, sure := dataplane.Change{}, dataplane.Change{Sure: true}
 	expect("the first", suspicion, GatherPause)
-	expect("all of a change", dataplane.Change{Whole: true}, 0)
 	for range CleanChecks - 1 {
 		r.found(300 * time.Millisecond) // nothing
 		expect("after a check of 0.3 s", suspicion, GatherPause)

@@ -95,6 +95,10 @@ type Engine[P any] struct {
 	unfinished map[dataplane.ServiceName]struct{}
 	left       bool
 
+	// Repair, if not nil, writes what the last Verify has found, without reading anything else; done is
+	// false if that takes a full pass.
+	Repair func(ctx context.Context, r *dataplane.Ruleset) (pass FullPass, done bool)
+
 	ops   Operations
 	clock clock.PassiveClock
 	// retried is when a rejected Service of a namespace last caused a full pass.
@@ -127,6 +131,11 @@ func (e *Engine[P]) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 		return dataplane.Result{}, err
 	}
 	changed, done, asked := 0, false, r.Full || !e.ops.Known()
+	var repaired dataplane.Difference
+	if r.Repair && e.Repair != nil && e.ops.Known() {
+		pass, done := e.Repair(ctx, r)
+		asked, changed, repaired = !done, pass.Changed, pass.Repaired
+	}
 	if !asked {
 		effect := NoEffect
 		var err error
@@ -136,15 +145,18 @@ func (e *Engine[P]) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 			}
 		}
 		if asked = effect == TakesFull; !asked {
-			changed, done, err = e.Change(ctx, r, effect == AllServices)
+			var n int
+			n, done, err = e.Change(ctx, r, effect == AllServices)
 			if err != nil && !errors.Is(err, ErrFull) {
 				return dataplane.Result{}, err
 			}
-			done = done && err == nil
+			changed, done = changed+n, done && err == nil
 		}
 	}
 	if done {
-		return e.result(r, v1alpha1.SyncPartial, changed), nil
+		result := e.result(r, v1alpha1.SyncPartial, changed)
+		result.Repaired = repaired
+		return result, nil
 	}
 	pass, err := e.ops.Full(ctx, r, asked)
 	if err != nil {
@@ -152,7 +164,9 @@ func (e *Engine[P]) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	}
 	clear(e.unfinished)
 	result := e.result(r, v1alpha1.SyncFull, changed+pass.Changed)
-	result.Repaired = pass.Repaired
+	if result.Repaired = pass.Repaired; repaired.Count > 0 {
+		result.Repaired = repaired
+	}
 	return result, nil
 }
 

@@ -146,6 +146,36 @@ func TestApply(t *testing.T) {
 	apply("so they take a full pass", dataplane.Ruleset{Dirty: set("a/1", "b/1")}, "change [b/1] false", "full false")
 }
 
+// TestRepair: what another program has changed is repaired first. A full pass follows if that is not enough.
+func TestRepair(t *testing.T) {
+	p := &plane{known: true}
+	p.engine = New[string](p, testclock.NewFakePassiveClock(time.Unix(0, 0)))
+	r := dataplane.Ruleset{Services: desired("a/1", "a/2"), Dirty: set("a/1"), Full: true, Repair: true}
+	for name, c := range map[string]struct {
+		repairs, repaired, known bool
+		want                     []string
+		kind                     v1alpha1.SyncKind
+		changed                  int
+	}{
+		"repaired":              {true, true, true, []string{"repair", "change [a/1] false"}, v1alpha1.SyncPartial, 8},
+		"not repaired":          {true, false, true, []string{"repair", "full true"}, v1alpha1.SyncFull, 107},
+		"nothing is known":      {true, true, false, []string{"full true"}, v1alpha1.SyncFull, 100},
+		"a mode without repair": {false, false, true, []string{"full true"}, v1alpha1.SyncFull, 100},
+	} {
+		p.did, p.known, p.engine.Repair = nil, c.known, nil
+		if c.repairs {
+			p.engine.Repair = func(context.Context, *dataplane.Ruleset) (FullPass, bool) {
+				p.did = append(p.did, "repair")
+				return FullPass{Changed: 7, Repaired: dataplane.Difference{Count: 3}}, c.repaired
+			}
+		}
+		result, err := p.engine.Apply(t.Context(), &r)
+		if err != nil || !slices.Equal(p.did, c.want) || result.Kind != c.kind || result.ServicesChanged != c.changed || (result.Repaired.Count == 3) != (c.want[0] == "repair") {
+			t.Errorf("%s: %q, %+v, %v", name, p.did, result, err)
+		}
+	}
+}
+
 // TestUnfinishedServices are reported until they are written, or a full pass is made.
 func TestUnfinishedServices(t *testing.T) {
 	p := &plane{known: true}

@@ -141,7 +141,7 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Result{}, d.resume(ctx, previous, plane, r, err)
 	}
-	if r.Full { // another program may have added something of other modes
+	if result.Kind == v1alpha1.SyncFull { // another program may have added something of other modes
 		for _, p := range d.planes {
 			d.due[p.Mode] = struct{}{}
 		}

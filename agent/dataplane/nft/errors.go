@@ -10,6 +10,9 @@ import (
 // another program has changed them since.
 var ErrChanged = errors.New("another program has changed the tables")
 
+// ErrLost is returned by a Monitor for which the kernel has dropped events.
+var ErrLost = errors.New("the kernel has dropped events")
+
 // ErrInterrupted is returned for a listing during which the tables have changed.
 var ErrInterrupted = errors.New("the tables have changed while they were read")
 

@@ -19,7 +19,7 @@ type Commit struct {
 	By string
 	// Removed: it has removed something, not only added.
 	Removed bool
-	// Changes are what has changed of what is followed; nil: unknown. See Events.Detailed.
+	// Changes are what has changed of what is followed. Only with Events.Ours.
 	Changes *Changes
 }
 
@@ -61,6 +61,9 @@ func (c *Changes) add(e ElementID) {
 func (c *Changes) note(m message) {
 	switch m.kind {
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
+		if c.Sets {
+			return
+		}
 		set := ""
 		for kind, value := range nlattr.All(m.body) {
 			if kind == unix.NFTA_SET_ELEM_LIST_SET { // precedes the elements
@@ -83,10 +86,9 @@ type Events struct {
 	// Touches reports whether an event of the family, one of unix.NFT_MSG_* with its attributes, is
 	// about something that is followed.
 	Touches func(kind uint16, attributes []byte) bool
-	// Ignore, if not nil, reports whether what the batches of a socket change is not followed.
-	Ignore func(port uint32) bool
-	// Detailed: batches state their Changes, and those that change nothing are reported, too.
-	Detailed bool
+	// Ours, if not nil, reports whether the batches of a socket change nothing that is followed. Then all
+	// batches are reported, with their Changes.
+	Ours func(port uint32) bool
 	// touched: the batch of which events arrive has changed something; removed: it has removed
 	// something.
 	touched, removed bool
@@ -109,11 +111,11 @@ func (e *Events) Read(datagram []byte) iter.Seq[Commit] {
 			}
 			c, touched := commitOf(m), e.touched
 			c.Removed, c.Changes = e.removed, e.changes
-			if e.Detailed && c.Changes == nil {
+			if e.Ours != nil && c.Changes == nil {
 				c.Changes = &Changes{}
 			}
 			e.Lost()
-			if (touched || e.Detailed) && !yield(c) {
+			if (touched || e.Ours != nil) && !yield(c) {
 				return
 			}
 		}
@@ -122,12 +124,12 @@ func (e *Events) Read(datagram []byte) iter.Seq[Commit] {
 
 // note notes an event of the family.
 func (e *Events) note(m message) {
-	known := e.touched && (e.removed || !removes(m.kind)) && !e.Detailed
-	if known || e.Ignore != nil && e.Ignore(m.port) || !e.Touches(m.kind, m.body) {
+	known := e.touched && (e.removed || !removes(m.kind))
+	if e.Ours == nil && known || e.Ours != nil && e.Ours(m.port) || !e.Touches(m.kind, m.body) {
 		return
 	}
 	e.touched, e.removed = true, e.removed || removes(m.kind)
-	if e.Detailed {
+	if e.Ours != nil {
 		if e.changes == nil {
 			e.changes = &Changes{}
 		}

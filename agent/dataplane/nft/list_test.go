@@ -52,7 +52,7 @@ func TestEvents(t *testing.T) {
 // TestDetailedEvents: what has changed is known, up to a bound; batches of some sockets are not followed.
 func TestDetailedEvents(t *testing.T) {
 	const ours = 77
-	e := Events{Family: table.Family, Touches: table.Of, Detailed: true, Ignore: func(port uint32) bool { return port == ours }}
+	e := Events{Family: table.Family, Touches: table.Of, Ours: func(port uint32) bool { return port == ours }}
 	elements := func(kind int, n int) []byte {
 		var b Batch
 		for i := range n {
@@ -115,8 +115,8 @@ func FuzzMessages(f *testing.F) {
 	b.AddChain(table, "base", &Hook{Type: "nat"})
 	f.Add(b.messages)
 	f.Fuzz(func(_ *testing.T, b []byte) {
-		for _, detailed := range []bool{false, true} {
-			e := Events{Family: table.Family, Touches: table.Of, Detailed: detailed}
+		for _, ours := range []func(uint32) bool{nil, func(uint32) bool { return false }} {
+			e := Events{Family: table.Family, Touches: table.Of, Ours: ours}
 			for range e.Read(b) {
 			}
 		}

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// monitorBytes is how many bytes of events the kernel buffers.
-const monitorBytes = 4 << 20
+// monitorBytes is how many bytes of events the kernel may buffer: those of a batch of about 100,000 elements.
+const monitorBytes = 32 << 20
 
 // Monitor receives events of the kernel.
 type Monitor struct {
@@ -57,9 +57,10 @@ func openMonitor(protocol, group int, of string) (*Monitor, error) {
 // Close ends the subscription.
 func (m *Monitor) Close() error { return m.file.Close() } //nolint:wrapcheck // it names the file
 
-// Run calls event with each datagram, which is valid until it returns, and lost if the kernel has
-// dropped some, until ctx is done.
-func (m *Monitor) Run(ctx context.Context, event func(datagram []byte), lost func()) error {
+// Run calls event with each datagram, which is valid until it returns, until ctx is done. The error
+// wraps ErrLost if the kernel has dropped datagrams: it reports only the first that it drops until all that wait
+// are read, so what this socket still has is worth nothing.
+func (m *Monitor) Run(ctx context.Context, event func(datagram []byte)) error {
 	defer context.AfterFunc(ctx, func() { _ = m.file.SetReadDeadline(time.Unix(1, 0)) })()
 	buffer := make([]byte, receiveBytes)
 	for {
@@ -68,7 +69,7 @@ func (m *Monitor) Run(ctx context.Context, event func(datagram []byte), lost fun
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, unix.ENOBUFS):
-			lost()
+			return fmt.Errorf("follow %s: %w", m.of, ErrLost)
 		case err != nil:
 			return fmt.Errorf("follow %s: %w", m.of, err)
 		default:

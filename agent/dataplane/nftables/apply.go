@@ -22,6 +22,8 @@ const (
 	// a Service has for which others should not wait.
 	batchElements = 20_000
 	largeService  = 2_000
+	// partElements is how many elements of a state are in memory at a time.
+	partElements = 2_000
 	// rejectedBatches and retriedBatches bound the batches with which rejected Services are found.
 	rejectedBatches, retriedBatches = 64, 16
 	// listTries is how often a table is read that changes meanwhile, and fullTries how often a full
@@ -169,11 +171,13 @@ func (p *servicePlan) size() int {
 	}
 	n := 1 + len(p.hairpin)
 	for i := range p.destinations {
-		d := &p.destinations[i]
-		n += 3 + len(d.endpoints) + len(d.local) + len(d.ranges)
+		n += p.destinations[i].size()
 	}
 	return n
 }
+
+// size is how many elements a destination has at most.
+func (d *destination) size() int { return 3 + len(d.endpoints) + len(d.local) + len(d.ranges) }
 
 // forgetClients lets clients that keep an endpoint which is gone get another one.
 func (o operations) forgetClients(u *update) error {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"sync"
+	"time"
 
 	"k8s.io/utils/clock"
 
@@ -19,6 +20,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft/unix"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
+
+// eventPatience is less than reading everything takes on a large node.
+const eventPatience = 25 * time.Millisecond
 
 // maxUnread is how many comparisons in a row may rely on the generation of nf_tables.
 const maxUnread = 10
@@ -65,15 +69,15 @@ type Dataplane struct {
 	last *state
 	// clean is the generation of nf_tables at which a comparison found no difference; 0: unknown.
 	clean uint32
-	// unread counts the comparisons since that have not read the table.
+	// unread counts the comparisons since that have not read the table, but for those of suspects.
 	unread int
 	// listed is the table in which the last comparison found changes by another program: the repair
 	// that follows reads it again only if nf_tables has changed since.
 	listed *listing
-	// journal has what other programs have changed, and found how the table differs by it: the repair
+	// journal has what other programs have changed, and suspicion how the table differs by it: the repair
 	// that follows compares nothing again.
-	journal journal
-	found   *finding
+	journal   journal
+	suspicion *suspicion
 	// next is the config by which the running Apply plans all Services.
 	next *config
 	// services are those of the Ruleset of the running, or the last, Apply.
@@ -96,7 +100,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	d := &Dataplane{
 		family: family, proc: o.ProcDirectory, sysctl: o.SysctlDirectory, contest: newContest(), shared: o.Shared,
 		interfaces: func() ([]netip.Addr, error) { return dataplane.NodeAddresses(o.Modes) },
-		open:       openKernel, openMonitor: openMonitor,
+		open:       openKernel, openMonitor: openMonitor, journal: journal{patience: eventPatience},
 	}
 	if o.Model != nil {
 		d.open, d.interfaces = func() (kernel, error) { return o.Model, nil }, func() ([]netip.Addr, error) { return o.Model.Addresses(), nil }
@@ -105,6 +109,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 		return openAddressMonitor((&config{family: family}).table().Family)
 	}
 	d.engine = engine.New[servicePlan](operations{d}, o.Clock)
+	d.engine.Repair = operations{d}.Repair
 	return d
 }
 
@@ -186,7 +191,7 @@ func (d *Dataplane) Close() error {
 	}
 	k := d.kernel
 	d.ports.Delete(k.Port())
-	d.kernel, d.actual, d.listed, d.found = nil, nil, nil, nil
+	d.kernel, d.actual, d.listed, d.suspicion = nil, nil, nil, nil
 	if c, ok := k.(io.Closer); ok {
 		return c.Close() //nolint:wrapcheck // it names the call
 	}
@@ -239,18 +244,16 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	applied := d.actual != nil && reflect.DeepEqual(c, d.config)
 	current := applied && !o.Audit && !r.Full && len(r.Dirty) == 0
 	if current && d.clean != 0 && d.unread < maxUnread {
+		period := d.journal.now()
 		if now, err := d.kernel.Generation(); err == nil && now == d.clean { // no program has changed anything
+			d.journal.known(period, now)
 			d.unread++
 			return dataplane.Difference{Counts: d.actual.counts(c), Unread: true}, nil
 		}
 	}
-	if d.found = nil; current && o.Suspected {
-		found, err := d.findSuspected(c, r)
-		if err != nil {
-			return dataplane.Difference{}, d.failed(err)
-		}
-		if found != nil {
-			return d.suspected(c, found), nil
+	if d.suspicion = nil; current && o.Suspected {
+		if out, err := d.verifySuspects(c, r); !errors.Is(err, errUnsure) {
+			return out, d.failed(err)
 		}
 	}
 	plans, rejected := newContest().all(c, r), map[dataplane.ServiceName]engine.Rejection[servicePlan]{}
@@ -272,7 +275,12 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 	out := dataplane.DifferenceOf(c.findings(difference), o)
 	if d.clean, d.unread = 0, 0; current && out.Count == 0 {
 		d.clean = l.generation
-		d.journal.known(l.period, l.generation)
+		if r.Prune && len(r.Preserve) == 0 {
+			// The order of endpoints, and what no Service uses, may be another than that of the last Apply.
+			difference.desired.countAll(c)
+			d.actual, d.last = difference.desired, difference.desired
+			d.journal.known(l.period, l.generation)
+		}
 	}
 	if applied && out.Count > 0 {
 		out.Drifted = !d.drift(c, l, d.actual, r).equal()
@@ -292,7 +300,7 @@ func (d *Dataplane) Cleanup(context.Context, dataplane.CleanupOptions) error {
 		}
 		return err
 	}
-	d.actual, d.last, d.contest = nil, nil, newContest()
+	d.actual, d.last, d.listed, d.suspicion, d.contest = nil, nil, nil, nil, newContest()
 	return d.deleteTable(tableOf(d.family, TableName))
 }
 

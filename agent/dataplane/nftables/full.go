@@ -95,11 +95,6 @@ func (o operations) Full(ctx context.Context, r *dataplane.Ruleset, asked bool) 
 	}
 	o.services = r.Services
 	o.noteAddresses(c)
-	if r.Repair && reflect.DeepEqual(c, o.config) && len(r.Dirty) == 0 {
-		if changed, done := o.repair(r); done {
-			return engine.FullPass{Changed: changed}, nil
-		}
-	}
 	was := o.actual
 	o.actual = nil
 	var pass engine.FullPass
@@ -148,6 +143,7 @@ func (o operations) full(c *config, r *dataplane.Ruleset, was *state, final bool
 	maps.Copy(o.engine.Rejected, exempt)
 	difference.desired.countAll(c)
 	o.actual, o.last, o.config, o.next = difference.desired, difference.desired, c, nil
+	o.listed, o.suspicion = nil, nil
 	o.journal.known(l.period, l.generation)
 	return out, nil
 }

@@ -1,45 +1,47 @@
 package nftables
 
 import (
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 )
 
-// maxCommits bounds the batches that a journal has one by one.
-const maxCommits = 64
-
-// eventPatience is how long an event may come later than what it reports, which takes less than a millisecond
-// unless the machine is busy. Reading everything takes longer.
-const eventPatience = 25 * time.Millisecond
-
 // journal has what other programs have changed in the table since it was last known, so that a
 // comparison need not read the rest. Its methods may be called from any goroutine.
 type journal struct {
+	// patience is how long an event may come later than what it reports: less than a millisecond, unless the
+	// machine is busy.
+	patience time.Duration
+
 	mu sync.Mutex // guards everything below
-	// period counts the times that events began, ended or were lost. Follows: it has events. Complete: the
-	// table was read in this period, so that nothing is unknown that precedes the events.
-	period            int
+	// period counts the times that events began or ended.
+	period int
+	// follows: there are events. Complete: the table was read in this period, so that nothing is unknown
+	// that precedes them.
 	follows, complete bool
 	// seen is the generation up to which the journal has everything; 0: unknown.
-	seen    uint32
-	heard   chan struct{} // closed by the next batch
-	commits []nft.Commit  // of other programs, in their order
+	seen  uint32
+	heard chan struct{} // closed by the next batch
+	// commits are those of other programs, in their order, with at most nft.MaxElements elements in all.
+	commits []nft.Commit
 }
 
-// begin notes that events begin, or that some were lost; end, that there are no more.
-func (j *journal) begin() { j.turn(true) }
-func (j *journal) end()   { j.turn(false) }
+// begin notes that events begin, end that there are no more.
+func (j *journal) begin() { j.follow(true) }
+func (j *journal) end()   { j.follow(false) }
 
-func (j *journal) turn(follows bool) {
+func (j *journal) follow(follows bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.period++
-	j.follows, j.complete, j.seen, j.commits = follows, false, 0, nil
+	j.follows = follows
+	j.forget()
 	j.wake()
 }
+
+// forget makes everything unknown. The caller holds mu.
+func (j *journal) forget() { j.complete, j.seen, j.commits = false, 0, nil }
 
 // wake wakes changes, which waits for a batch. The caller holds mu.
 func (j *journal) wake() {
@@ -53,18 +55,35 @@ func (j *journal) wake() {
 func (j *journal) note(c *nft.Commit) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	switch {
+	case j.seen == 0:
+	case !before(j.seen, c.Generation):
+		return // the table was read since
+	case c.Generation != following(j.seen):
+		j.forget() // events are missing
+	}
 	j.seen = c.Generation
 	j.wake()
 	if c.Changes.None() {
 		return
 	}
-	if len(j.commits) < maxCommits {
-		j.commits = append(j.commits, *c)
-		return
+	j.commits = append(j.commits, *c)
+	elements := 0
+	for i := range j.commits {
+		elements += max(1, len(j.commits[i].Changes.Elements))
 	}
-	last := &j.commits[maxCommits-1]
-	last.Generation = c.Generation
-	last.Changes.Add(c.Changes)
+	if elements > nft.MaxElements {
+		all := j.all()
+		j.commits = []nft.Commit{{Generation: c.Generation, Changes: &all}}
+	}
+}
+
+// all are the changes of all commits. The caller holds mu.
+func (j *journal) all() (out nft.Changes) {
+	for i := range j.commits {
+		out.Add(j.commits[i].Changes)
+	}
+	return out
 }
 
 // now identifies the period. It is called before the table is read.
@@ -85,7 +104,9 @@ func (j *journal) known(period int, generation uint32) {
 	if j.seen == 0 || before(j.seen, generation) {
 		j.seen = generation
 	}
-	j.commits = slices.DeleteFunc(j.commits, func(c nft.Commit) bool { return !before(generation, c.Generation) })
+	for len(j.commits) > 0 && !before(generation, j.commits[0].Generation) {
+		j.commits = j.commits[1:]
+	}
 }
 
 // changes returns what other programs may have changed up to a generation, whose events it waits for. OK
@@ -93,7 +114,7 @@ func (j *journal) known(period int, generation uint32) {
 func (j *journal) changes(generation uint32) (c nft.Changes, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	late := time.NewTimer(eventPatience)
+	late := time.NewTimer(j.patience)
 	defer late.Stop()
 	for j.complete && before(j.seen, generation) {
 		if j.heard == nil {
@@ -111,11 +132,11 @@ func (j *journal) changes(generation uint32) (c nft.Changes, ok bool) {
 			return c, false
 		}
 	}
-	for i := range j.commits {
-		c.Add(j.commits[i].Changes)
-	}
-	return c, j.complete
+	return j.all(), j.complete
 }
 
 // before compares generations, which begin again after the highest.
 func before(a, b uint32) bool { return int32(a-b) < 0 } //nolint:gosec // that is how
+
+// following is the generation after another one: the kernel omits 0.
+func following(generation uint32) uint32 { return max(generation+1, 1) }

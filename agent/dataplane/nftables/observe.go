@@ -16,7 +16,7 @@ const monitorPause = time.Second
 
 // monitor receives events. An nft.Monitor does.
 type monitor interface {
-	Run(ctx context.Context, event func([]byte), lost func()) error
+	Run(ctx context.Context, event func([]byte)) error
 	Close() error
 }
 
@@ -42,8 +42,7 @@ func (d *Dataplane) subscribe(done <-chan struct{}) (<-chan struct{}, error) {
 	events := make(chan struct{})
 	go func() {
 		defer close(events)
-		report := func() { events <- struct{}{} }
-		_ = errors.Join(m.Run(ctx, func([]byte) { report() }, report), m.Close()) // another one follows
+		_ = errors.Join(m.Run(ctx, func([]byte) { events <- struct{}{} }), m.Close()) // another one follows
 	}()
 	go func() {
 		<-done
@@ -61,7 +60,9 @@ func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	}
 	for ctx.Err() == nil {
 		// After an error only verifications notice changes, until the next attempt.
-		_ = d.watch(ctx, changed)
+		if err := d.watch(ctx, changed); errors.Is(err, nft.ErrLost) {
+			continue
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(monitorPause):
@@ -69,7 +70,7 @@ func (d *Dataplane) Watch(ctx context.Context, changed func(dataplane.Change)) {
 	}
 }
 
-// watch calls changed for batches of other programs that change the table.
+// watch calls changed for batches of other programs that change the table, and notes them in the journal.
 func (d *Dataplane) watch(ctx context.Context, changed func(dataplane.Change)) (err error) {
 	m, err := d.openMonitor()
 	if err != nil {
@@ -80,7 +81,7 @@ func (d *Dataplane) watch(ctx context.Context, changed func(dataplane.Change)) (
 	d.journal.begin()
 	changed(dataplane.Change{}) // what came before is unknown
 	t := (&config{family: d.family}).table()
-	events := nft.Events{Family: t.Family, Touches: t.Of, Detailed: true, Ignore: func(port uint32) bool {
+	events := nft.Events{Family: t.Family, Touches: t.Of, Ours: func(port uint32) bool {
 		_, ours := d.ports.Load(port)
 		return ours
 	}}
@@ -88,12 +89,8 @@ func (d *Dataplane) watch(ctx context.Context, changed func(dataplane.Change)) (
 		for commit := range events.Read(datagram) {
 			d.journal.note(&commit)
 			if !commit.Changes.None() {
-				changed(dataplane.Change{By: commit.By, Sure: commit.Removed, Whole: true})
+				changed(dataplane.Change{By: commit.By, Sure: commit.Removed})
 			}
 		}
-	}, func() {
-		events.Lost()
-		d.journal.begin()
-		changed(dataplane.Change{})
 	})
 }

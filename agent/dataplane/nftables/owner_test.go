@@ -141,6 +141,9 @@ func TestRepairInTime(t *testing.T) {
 		})
 	}()
 	<-changes // at the beginning
+	if d, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{Suspected: true}); err != nil || d.Count > 0 {
+		t.Fatalf("%+v, %v", d, err)
+	}
 	for what, command := range attacks {
 		for len(changes) > 0 {
 			<-changes
@@ -152,7 +155,10 @@ func TestRepairInTime(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			t.Fatalf("%s: no event", what)
 		}
-		r.rules.Full = true
+		if d, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{Suspected: true}); err != nil || !d.Drifted {
+			t.Fatalf("%s: %+v, %v", what, d, err)
+		}
+		r.rules.Full, r.rules.Repair = true, true
 		if _, err := r.Apply(t.Context(), &r.rules); err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -161,7 +167,7 @@ func TestRepairInTime(t *testing.T) {
 		if took > 10*typicalRepair { // units run beside others
 			t.Errorf("%s: repaired after %v", what, took)
 		}
-		r.rules.Full = false
+		r.rules.Full, r.rules.Repair = false, false
 		if d, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{}); err != nil || d.Count > 0 {
 			t.Errorf("%s: %d differences are left: %q, %v", what, d.Count, d.Examples, err)
 		}

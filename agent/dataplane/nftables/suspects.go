@@ -1,98 +1,120 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"iter"
 	"maps"
+	"reflect"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
 )
 
-// finding is how the table differs from what the last Apply has left in it, at a generation.
-type finding struct {
+// suspicion is how the table differs, at a generation, from what the last Apply has left in it.
+type suspicion struct {
 	comparison
 	generation uint32
-	period     int // of the journal
-	counts     dataplane.Counts
-	missing    bool // there is no table
+	period     int            // of the journal
+	elements   map[string]int // how many each set should have
+	layout     *listing       // nil: as it should be
+	difference dataplane.Difference
 }
 
-// findSuspected compares what other programs have changed by the journal, and plans nothing: desired is
-// what the last Apply has left. It returns nil if that takes a comparison of everything.
-func (d *Dataplane) findSuspected(c *config, r *dataplane.Ruleset) (*finding, error) {
-	if !r.Prune || len(r.Preserve) > 0 || !d.engine.Settled(r) {
-		return nil, nil //nolint:nilnil // see above
+// errUnsure is returned if only a comparison of everything shows how the table differs.
+var errUnsure = errors.New("only a comparison of everything shows what has changed")
+
+// missing reports whether there is no table.
+func (s *suspicion) missing() bool { return s.layout != nil && !s.layout.exists }
+
+// suspect compares what other programs have changed by the journal, and plans nothing: desired is what
+// the last Apply has left. The error wraps errUnsure if that is not enough.
+func (d *Dataplane) suspect(c *config, r *dataplane.Ruleset) (*suspicion, error) {
+	if !r.Prune || len(r.Preserve)+len(d.engine.Preserved) > 0 || !d.engine.Settled(r) {
+		return nil, errUnsure
 	}
-	f := &finding{period: d.journal.now(), counts: (&listing{}).counts()}
-	f.desired, f.services, f.stale = d.actual, map[dataplane.ServiceName]*change{}, newChange()
+	s := &suspicion{period: d.journal.now()}
 	var err error
-	if f.generation, err = d.kernel.Generation(); err != nil {
+	if s.generation, err = d.kernel.Generation(); err != nil {
 		return nil, fmt.Errorf("read the generation of nf_tables: %w", err)
 	}
-	changes, known := d.journal.changes(f.generation)
+	changes, known := d.journal.changes(s.generation)
 	if !known {
-		return nil, nil //nolint:nilnil // see above
+		return nil, errUnsure
 	}
-	var layout *listing
+	s.desired, s.services, s.stale = d.actual, map[dataplane.ServiceName]*change{}, newChange()
+	s.elements = s.desired.countedElements(c)
 	if changes.Rules || changes.Sets {
-		layout, err = c.listLayout(d.kernel)
-		if errors.Is(err, nft.ErrInterrupted) {
-			return nil, nil //nolint:nilnil // see above
-		}
-		if err != nil {
+		if err := d.suspectLayout(c, s); err != nil {
 			return nil, err
 		}
-		c.compareLayout(&f.comparison, layout)
-		f.judge(layout, d.owns, d.kernel.Port())
-		f.missing = !layout.exists
 	}
-	f.desired.countChains(c)
-	elements := f.desired.countedElements(c)
 	switch {
-	case f.missing:
-		return f, nil
-	case changes.Sets || f.rebuild || f.adopt || len(f.sets)+len(f.unknownSets) > 0:
-		return nil, nil //nolint:nilnil // see above
-	}
-	for _, id := range changes.Elements {
-		if _, found := elements[id.Set]; !found && id.Set != setAffinity {
-			return nil, nil //nolint:nilnil // see above
+	case s.missing() && s.size() > replacedElements, !s.missing() && changes.Sets:
+		return nil, errUnsure
+	case !s.missing():
+		for _, id := range changes.Elements {
+			if _, found := s.elements[id.Set]; !found && id.Set != setAffinity {
+				return nil, errUnsure
+			}
+		}
+		if err := d.suspectElements(c, s, changes.Elements); err != nil {
+			return nil, err
 		}
 	}
-	if err := d.findElements(c, f, changes.Elements); err != nil {
-		return nil, err
+	s.describe(c)
+	return s, nil
+}
+
+// size is how many elements the table should have.
+func (s *suspicion) size() (n int) {
+	for _, of := range s.elements {
+		n += of
 	}
-	for _, change := range f.changes() {
-		for set := range elements {
-			elements[set] += len(change.deleted[set]) - len(change.added[set])
+	return n
+}
+
+// suspectLayout compares chains and sets. Missing ones of a table are left to a full pass, which first
+// makes them, then the elements that lead there.
+func (d *Dataplane) suspectLayout(c *config, s *suspicion) (err error) {
+	for range listTries {
+		if s.layout, err = c.listLayout(d.kernel); !errors.Is(err, nft.ErrInterrupted) {
+			break
 		}
 	}
-	if f.counts = countsOf(f.desired.tally.fixed+f.desired.tally.chains, f.desired.tally.rules, elements); layout != nil {
-		f.counts = layout.countsWith(elements)
+	if err != nil {
+		return err
 	}
-	return f, nil
+	c.compareLayout(&s.comparison, s.layout)
+	s.judge(s.layout, d.owns, d.kernel.Port())
+	if s.missing() {
+		return nil
+	}
+	if s.rebuild || s.adopt || len(s.sets)+len(s.unknownSets) > 0 {
+		return errUnsure
+	}
+	for _, chain := range s.chains {
+		if _, found := s.layout.chains[chain.name]; !found {
+			return errUnsure
+		}
+	}
+	return nil
 }
 
-// changes are those of all elements.
-func (f *finding) changes() []*change {
-	out := []*change{f.stale}
-	for _, of := range f.services {
-		out = append(out, of)
-	}
-	return out
-}
-
-// findElements compares elements.
-func (d *Dataplane) findElements(c *config, f *finding, ids []nft.ElementID) error {
+// suspectElements compares elements.
+func (d *Dataplane) suspectElements(c *config, s *suspicion, ids []nft.ElementID) error {
 	suspects := make(map[nft.ElementID]struct{}, len(ids))
 	for _, id := range ids {
 		if id.Set != setAffinity {
 			suspects[id] = struct{}{}
 		}
 	}
-	desired := f.desired.elements(c, suspects)
+	desired, err := s.desired.elements(c, suspects)
+	if err != nil {
+		return err
+	}
 	for id := range suspects {
 		have, err := d.kernel.Find(c.table(), id.Set, []byte(id.Key))
 		if err != nil {
@@ -102,14 +124,14 @@ func (d *Dataplane) findElements(c *config, f *finding, ids []nft.ElementID) err
 		switch {
 		case !found && have == nil, found && have != nil && isElement(have, &want.Element):
 		case !found:
-			f.stale.replace(id.Set, have, nil)
+			s.stale.replace(id.Set, have, nil)
 		case want.of == (dataplane.ServiceName{}):
-			f.stale.replace(id.Set, have, &want.Element)
+			s.stale.replace(id.Set, have, &want.Element)
 		default:
-			if f.services[want.of] == nil {
-				f.services[want.of] = newChange()
+			if s.services[want.of] == nil {
+				s.services[want.of] = newChange()
 			}
-			f.services[want.of].replace(id.Set, have, &want.Element)
+			s.services[want.of].replace(id.Set, have, &want.Element)
 		}
 	}
 	return nil
@@ -121,8 +143,9 @@ type ownedElement struct {
 	of dataplane.ServiceName
 }
 
-// elements returns those of a state that have such identities.
-func (s *state) elements(c *config, ids map[nft.ElementID]struct{}) map[nft.ElementID]ownedElement {
+// elements returns those of a state that have such identities. The error wraps errUnsure if that costs more
+// than a comparison of everything.
+func (s *state) elements(c *config, ids map[nft.ElementID]struct{}) (map[nft.ElementID]ownedElement, error) {
 	out := map[nft.ElementID]ownedElement{}
 	add := func(of dataplane.ServiceName, set string, elements ...nft.Element) {
 		for i := range elements {
@@ -132,7 +155,7 @@ func (s *state) elements(c *config, ids map[nft.ElementID]struct{}) map[nft.Elem
 			}
 		}
 	}
-	known := map[key]struct{}{}
+	known, size := map[key]struct{}{}, 0
 	all := newChange()
 	for id := range ids {
 		if counts := s.addressCounts(id.Set); counts != nil {
@@ -146,94 +169,131 @@ func (s *state) elements(c *config, ids map[nft.ElementID]struct{}) map[nft.Elem
 			continue
 		}
 		known[k] = struct{}{}
-		if o := s.destinations[k]; o.destination != nil {
-			all.reset()
-			all.replaceDestination(o.service, o.service, nil, o.destination)
-			for set, elements := range all.added {
-				add(o.service, set, elements...)
-			}
+		o := s.destinations[k]
+		if o.destination == nil {
+			continue
 		}
+		if size += o.size(); size > batchElements {
+			return nil, errUnsure
+		}
+		all.reset()
+		all.replaceDestination(o.service, o.service, nil, o.destination)
+		for set, elements := range all.added {
+			add(o.service, set, elements...)
+		}
+	}
+	return out, nil
+}
+
+// changes are those of elements.
+func (s *suspicion) changes() []*change {
+	out := []*change{s.stale}
+	for _, of := range s.services {
+		out = append(out, of)
 	}
 	return out
 }
 
-// suspected converts a finding, and retains it for the repair if anything differs.
-func (d *Dataplane) suspected(c *config, f *finding) dataplane.Difference {
-	found := c.findings(&f.comparison)
-	if f.missing {
+// describe sets the difference.
+func (s *suspicion) describe(c *config) {
+	found := c.findings(&s.comparison)
+	if s.missing() {
 		found = []dataplane.Finding{{Text: "missing table " + TableName}}
 	}
-	out := dataplane.DifferenceOf(found, dataplane.VerifyOptions{})
-	if out.Counts = f.counts; out.Count > 0 {
-		out.Drifted, d.found = true, f
-		return out
+	s.difference = dataplane.DifferenceOf(found, dataplane.VerifyOptions{})
+	s.difference.Drifted, s.difference.Unread = len(found) > 0, true
+	elements := map[string]int{}
+	if !s.missing() {
+		maps.Copy(elements, s.elements)
 	}
-	out.Unread = true
-	d.clean = f.generation
-	d.journal.known(f.period, f.generation)
-	return out
+	for _, change := range s.changes() {
+		for set := range elements {
+			elements[set] += len(change.deleted[set]) - len(change.added[set])
+		}
+	}
+	s.desired.countChains(c)
+	tally := &s.desired.tally
+	if s.difference.Counts = countsOf(tally.fixed+tally.chains, tally.rules, elements); s.layout != nil {
+		s.difference.Counts = s.layout.countsWith(elements)
+	}
 }
 
-// repair writes what the last Verify has found by the journal, and what has been changed since. It
-// returns how many Services it has written, and whether that is all.
-func (o operations) repair(r *dataplane.Ruleset) (changed int, done bool) {
-	f := o.found
-	o.found = nil
+// verifySuspects is Verify for what other programs are known to have changed. It retains what it finds
+// for the repair.
+func (d *Dataplane) verifySuspects(c *config, r *dataplane.Ruleset) (dataplane.Difference, error) {
+	s, err := d.suspect(c, r)
+	if err != nil {
+		return dataplane.Difference{}, err
+	}
+	if d.listed = nil; s.difference.Count > 0 {
+		d.suspicion = s
+		return s.difference, nil
+	}
+	d.clean = s.generation
+	d.journal.known(s.period, s.generation)
+	return s.difference, nil
+}
+
+// Repair is what engine.Engine.Repair describes. It also writes what other programs have changed since the
+// comparison.
+func (o operations) Repair(ctx context.Context, r *dataplane.Ruleset) (pass engine.FullPass, done bool) {
+	s := o.suspicion
+	o.suspicion = nil
+	if c, err := o.configFor(&r.Node); err != nil || s == nil || !reflect.DeepEqual(c, o.config) {
+		return pass, false
+	}
+	pass.Repaired = s.difference
 	for range fullTries {
-		if f == nil || f.desired != o.actual || !o.engine.Settled(r) {
-			break
+		// What it has found holds for that generation only. A full pass names what is wrong.
+		changed, err := o.writeSuspects(s)
+		switch {
+		case err == nil:
+			o.journal.known(s.period, s.generation)
+			pass.Changed = changed
+			return pass, o.forgetOthers(o.config, o.actual) == nil
+		case !errors.Is(err, nft.ErrChanged) || ctx.Err() != nil:
+			return pass, false
 		}
-		changed, err := o.writeFinding(f)
-		if err == nil {
-			o.journal.known(f.period, f.generation)
-			return changed, true
-		}
-		if !errors.Is(err, nft.ErrChanged) {
-			break
-		}
-		if f, err = o.findSuspected(o.config, r); err != nil {
-			break
+		if s, err = o.suspect(o.config, r); err != nil {
+			return pass, false
 		}
 	}
-	return 0, false // a full pass follows, which names what is wrong
+	return pass, false
 }
 
-// writeFinding writes what a comparison has found, in one batch, and returns how many Services that
-// concerns.
-func (o operations) writeFinding(f *finding) (int, error) {
+// writeSuspects writes what differs, in one batch, and returns how many Services that concerns.
+func (o operations) writeSuspects(s *suspicion) (int, error) {
 	t, sets := o.config.table(), o.config.setNames(o.actual.numbered)
 	var b nft.Batch
-	if len(f.sets)+len(f.chains) > 0 {
-		f.layout(&b, t, o.owns)
+	if len(s.sets)+len(s.chains) > 0 {
+		s.comparison.layout(&b, t, o.owns)
 	}
-	changed := len(f.services)
-	if f.missing {
+	changed := len(s.services)
+	if s.missing() {
 		changed = len(o.actual.services)
 		for part := range o.actual.parts() {
 			part.appendTo(&b, t, sets)
 		}
 	}
-	appendChanges(&b, t, sets, f.changes()...)
-	f.removeUnknown(&b, t)
-	return changed, o.kernel.Commit(&b, f.generation)
+	appendChanges(&b, t, sets, s.changes()...)
+	s.removeUnknown(&b, t)
+	return changed, o.kernel.Commit(&b, s.generation)
 }
-
-// partDestinations is how many destinations a part of a state has.
-const partDestinations = 256
 
 // parts yields what fills an empty table; each part is valid until the next.
 func (s *state) parts() iter.Seq[*change] {
 	return func(yield func(*change) bool) {
-		part, n := newChange(), 0
+		part, size := newChange(), 0
 		for _, o := range s.destinations {
 			part.replaceDestination(o.service, o.service, nil, o.destination)
-			if n++; n%partDestinations > 0 {
+			if size += o.size(); size < partElements {
 				continue
 			}
 			if !yield(part) {
 				return
 			}
 			part.reset()
+			size = 0
 		}
 		maps.Copy(part.added, s.counted())
 		yield(part)

@@ -5,96 +5,185 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// watched is a rig whose events are followed, and that counts what it reads.
-func watched(t *testing.T) (*rig, *reading, <-chan dataplane.Change) {
+// watched is a rig whose events are followed, and what counts its readings.
+type watched struct {
+	*rig
+	*reading
+	changes chan dataplane.Change
+}
+
+func newWatched(t *testing.T, family dataplane.Family) watched {
 	t.Helper()
-	r := newRig(t)
-	m, err := nft.OpenMonitor() // in the namespace of this thread
+	w := watched{rig: rigWith(t, ownNamespace(t), family), changes: make(chan dataplane.Change, 1000)}
+	w.journal.patience = 10 * time.Second // of a busy machine
+	m, err := nft.OpenMonitor()           // in the namespace of this thread
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.openMonitor = func() (monitor, error) { return m, nil }
-	changes := make(chan dataplane.Change, 1000)
+	w.openMonitor = func() (monitor, error) { return m, nil }
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- r.watch(ctx, func(c dataplane.Change) { changes <- c }) }()
+	go func() { done <- w.watch(ctx, func(c dataplane.Change) { w.changes <- c }) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	})
-	<-changes // the events begin
-	if err := r.connect(); err != nil {
+	w.next() // the events begin
+	if err := w.connect(); err != nil {
 		t.Fatal(err)
 	}
-	k := &reading{kernel: r.kernel}
-	r.kernel = k
-	return r, k, changes
+	w.reading = &reading{kernel: w.Dataplane.kernel}
+	w.Dataplane.kernel = w.reading
+	return w
+}
+
+// next waits for the next change.
+func (w *watched) next() {
+	w.Helper()
+	select {
+	case <-w.changes:
+	case <-time.After(20 * time.Second):
+		w.Fatal("no change is reported")
+	}
+}
+
+// modify makes a change, and waits until it is reported.
+func (w *watched) modify(change func()) {
+	w.Helper()
+	for len(w.changes) > 0 {
+		<-w.changes
+	}
+	change()
+	w.next()
+}
+
+// suspects compares what other programs have changed.
+func (w *watched) suspects() dataplane.Difference {
+	w.Helper()
+	w.elements = 0
+	d, err := w.Verify(w.Context(), &w.rules, dataplane.VerifyOptions{Suspected: true})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return d
+}
+
+// repair applies what a comparison has found, and compares everything.
+func (w *watched) repair() dataplane.Result {
+	w.Helper()
+	w.rules.Full, w.rules.Repair, w.elements = true, true, 0
+	result, err := w.Apply(w.Context(), &w.rules)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.rules.Full, w.rules.Repair, w.rules.Dirty = false, false, map[dataplane.ServiceName]struct{}{}
+	w.intact()
+	return result
+}
+
+// intact compares everything.
+func (w *watched) intact() {
+	w.Helper()
+	elements := w.elements
+	w.unread = maxUnread // or nothing would be read
+	after, err := w.Verify(w.Context(), &w.rules, dataplane.VerifyOptions{})
+	if err != nil || after.Count > 0 || after.Unread || !maps.Equal(after.Counts, w.actual.counts(w.config)) {
+		w.Fatalf("after the repair: %+v, %v; want %v", after, err, w.actual.counts(w.config))
+	}
+	w.elements = elements
 }
 
 // TestSuspects: a comparison of what other programs have changed finds the same as one of everything, and
 // the repair after it leaves no difference.
 func TestSuspects(t *testing.T) {
-	r, k, changes := watched(t)
-	seed := dataplanetest.Seed(t)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // reproducible
-	for n := range 12 {
-		r.set(randomService(random, n+1))
+	for family, is6 := range map[dataplane.Family]bool{dataplane.IPv4: false, dataplane.IPv6: true} {
+		t.Run(string(family), func(t *testing.T) { testSuspects(t, family, is6) })
 	}
-	r.apply()
-	randomElement := func() (set string, e *nft.Element) {
-		l, err := r.config.list(k.kernel)
+}
+
+func testSuspects(t *testing.T, family dataplane.Family, is6 bool) {
+	w := newWatched(t, family)
+	random := rand.New(rand.NewPCG(dataplanetest.Seed(t), 1)) //nolint:gosec // reproducible
+	for n := range 12 {
+		s := randomService(random, n+1)
+		if is6 {
+			s = as6(s)
+		}
+		w.set(s)
+	}
+	w.apply()
+	table := "ip nodeproxy"
+	address := "192.0.2.99"
+	if is6 {
+		table, address = "ip6 nodeproxy", "2001:db8::99"
+	}
+	listed := func(set string) []*nft.Element {
+		l, err := w.config.list(w.reading.kernel)
 		if err != nil {
 			t.Fatal(err)
 		}
-		sets := slices.DeleteFunc(slices.Sorted(maps.Keys(l.elements)), func(set string) bool { return len(l.elements[set]) == 0 })
+		var out []*nft.Element
+		for _, k := range slices.Sorted(maps.Keys(l.elements[set])) {
+			out = append(out, l.elements[set][k])
+		}
+		return out
+	}
+	randomElement := func() (set string, e *nft.Element) {
+		sets := slices.DeleteFunc(w.config.setNames(w.actual.numbered), func(set string) bool { return set == setAffinity || len(listed(set)) == 0 })
+		slices.Sort(sets)
 		set = sets[random.IntN(len(sets))]
-		keys := slices.Sorted(maps.Keys(l.elements[set]))
-		return set, l.elements[set][keys[random.IntN(len(keys))]]
+		of := listed(set)
+		return set, of[random.IntN(len(of))]
 	}
 	commit := func(fill func(b *nft.Batch, t nft.Table)) {
 		t.Helper()
 		var b nft.Batch
-		fill(&b, r.config.table())
-		if err := r.conn.Commit(&b, 0); err != nil {
+		fill(&b, w.config.table())
+		if err := w.conn.Commit(&b, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	deleteOne := func() {
-		set, e := randomElement()
-		commit(func(b *nft.Batch, of nft.Table) { b.DeleteElement(of, set, e) })
+	run := func(command string) func() {
+		return func() { w.nft(strings.NewReplacer("TABLE", table, "ADDRESS", address).Replace(command)) }
 	}
 	kinds := map[string]struct {
 		whole  bool // takes a comparison of everything
 		change func()
 	}{
-		"an element deleted": {false, deleteOne},
+		"an element deleted": {false, func() {
+			set, e := randomElement()
+			commit(func(b *nft.Batch, of nft.Table) { b.DeleteElement(of, set, e) })
+		}},
 		"several elements deleted": {false, func() {
-			for range 5 {
-				deleteOne()
-			}
+			commit(func(b *nft.Batch, of nft.Table) {
+				for _, set := range []string{setServices, setEndpoints, setClusterIPs} {
+					b.DeleteElement(of, set, listed(set)[0])
+				}
+			})
 		}},
 		"an endpoint replaced": {false, func() {
-			l, err := r.config.list(k.kernel)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, e := range l.elements[setEndpoints] {
-				commit(func(b *nft.Batch, of nft.Table) {
-					b.DeleteElement(of, setEndpoints, e)
-					b.AddElement(of, setEndpoints, &nft.Element{Key: e.Key, Data: endpointData(eps("192.0.2.7:7")[0])})
-				})
-				return
-			}
+			e := listed(setEndpoints)[0]
+			commit(func(b *nft.Batch, of nft.Table) {
+				b.DeleteElement(of, setEndpoints, e)
+				b.AddElement(of, setEndpoints, &nft.Element{Key: e.Key, Data: make([]byte, len(e.Data))})
+			})
 		}},
 		"an element deleted and put back": {false, func() {
 			set, e := randomElement()
@@ -103,117 +192,245 @@ func TestSuspects(t *testing.T) {
 				b.AddElement(of, set, e)
 			})
 		}},
-		"an unknown destination": {false, func() { r.nft("add element ip nodeproxy service-ips { 192.0.2.99 . tcp . 80 : drop }") }},
-		"an endpoint too many":   {false, func() { r.nft("add element ip nodeproxy endpoints { 192.0.2.99 . tcp . 80 . 7 : 10.0.0.1 . 80 }") }},
-		"an address":             {false, func() { r.nft("add element ip nodeproxy cluster-ips { 192.0.2.99 }") }},
-		"a client": {false, func() {
-			r.nft("add element ip nodeproxy affinity { 192.0.2.9 . 192.0.2.99 . tcp . 80 : 10.0.0.1 . 80 }")
-		}},
-		"a map flushed":          {false, func() { r.nft("flush map ip nodeproxy service-ips") }},
-		"a chain flushed":        {false, func() { r.nft("flush chain ip nodeproxy nat-prerouting") }},
-		"a rule":                 {false, func() { r.nft("add rule ip nodeproxy nat-output counter") }},
-		"a chain":                {false, func() { r.nft("add chain ip nodeproxy theirs { type filter hook input priority 0; }") }},
-		"a chain and an element": {false, func() { r.nft("flush chain ip nodeproxy nat-output"); deleteOne() }},
-		"all rules":              {false, func() { r.nft("flush table ip nodeproxy") }},
-		"the table":              {false, func() { r.nft("delete table ip nodeproxy") }},
-		"the ruleset":            {false, func() { r.nft("flush ruleset") }},
-		"another table":          {false, func() { r.nft("add table ip other; add chain ip nodeproxy theirs; delete chain ip nodeproxy theirs") }},
-		"a set":                  {true, func() { r.nft("add set ip nodeproxy theirs { type ipv4_addr; }") }},
-		"a table in its place":   {true, func() { r.nft("delete table ip nodeproxy; add table ip nodeproxy") }},
+		"an unknown destination":   {false, run("add element TABLE service-ips { ADDRESS . tcp . 80 : drop }")},
+		"an endpoint too many":     {false, run("add element TABLE endpoints { ADDRESS . tcp . 80 . 7 : ADDRESS . 80 }")},
+		"an address":               {false, run("add element TABLE cluster-ips { ADDRESS }")},
+		"a client":                 {false, run("add element TABLE affinity { ADDRESS . ADDRESS . tcp . 80 : ADDRESS . 80 }")},
+		"a map flushed":            {false, run("flush map TABLE service-ips")},
+		"a chain flushed":          {false, run("flush chain TABLE nat-prerouting")},
+		"a rule":                   {false, run("add rule TABLE nat-output counter")},
+		"a chain":                  {false, run("add chain TABLE theirs { type filter hook input priority 0; }")},
+		"a chain and an element":   {false, run("flush chain TABLE nat-output; flush map TABLE short-circuit")},
+		"all rules":                {false, run("flush table TABLE")},
+		"the table":                {false, run("delete table TABLE")},
+		"the ruleset":              {false, run("flush ruleset")},
+		"a chain made and deleted": {false, run("add chain TABLE theirs; delete chain TABLE theirs")},
+		"a set":                    {true, run("add set TABLE theirs { type ipv4_addr; }")},
+		"a chain of the layout":    {true, run("flush chain TABLE nat-output; flush map TABLE service-ips; delete chain TABLE nat-output")},
+		"a table in its place":     {true, run("delete table TABLE; add table TABLE")},
 		"many elements": {true, func() {
 			commit(func(b *nft.Batch, of nft.Table) {
+				key := make([]byte, w.config.header().length)
 				for i := range nft.MaxElements + 1 {
-					b.AddElement(of, setClusterIPs, &nft.Element{Key: []byte{198, 18, byte(i >> 8), byte(i)}}) //nolint:gosec // few
+					key[2], key[3] = byte(i>>8), byte(i) //nolint:gosec // few
+					b.AddElement(of, setClusterIPs, &nft.Element{Key: slices.Clone(key)})
 				}
 			})
 		}},
 	}
 	for round, what := range slices.Concat(slices.Sorted(maps.Keys(kinds)), slices.Sorted(maps.Keys(kinds))) {
-		for len(changes) > 0 {
-			<-changes
-		}
-		kinds[what].change()
-		<-changes
-		k.elements = 0
-		quick, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{Suspected: true})
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
-		found := r.found
-		if read := k.elements > 0; read && !kinds[what].whole || found != nil && kinds[what].whole {
+		kind := kinds[what]
+		w.modify(kind.change)
+		quick := w.suspects()
+		suspicion := w.suspicion
+		if read := w.elements > 0; read && !kind.whole || suspicion != nil && kind.whole {
 			t.Errorf("%s: read everything: %v", what, read)
 		}
-		all, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{})
-		if err != nil || all.Drifted != quick.Drifted || !maps.Equal(all.Counts, quick.Counts) ||
-			(found == nil || !found.missing) && (all.Count != quick.Count || !slices.Equal(all.Examples, quick.Examples)) {
+		all, err := w.Verify(t.Context(), &w.rules, dataplane.VerifyOptions{})
+		if err != nil || all.Drifted != quick.Drifted || !maps.Equal(all.Counts, quick.Counts) || quick.Unread == kind.whole ||
+			(suspicion == nil || !suspicion.missing()) && (all.Count != quick.Count || !slices.Equal(all.Examples, quick.Examples)) {
 			t.Errorf("%s: %+v; a comparison of everything: %+v, %v", what, quick, all, err)
 		}
-		if quick.Count > 0 {
-			r.found, r.listed = found, nil
-			r.rules.Full, r.rules.Repair = true, true
-			if round%3 == 0 { // another program writes between the two
-				r.nft(fmt.Sprintf("add table ip other%d", round))
-			}
-			k.elements = 0
-			if _, err := r.Apply(t.Context(), &r.rules); err != nil {
-				t.Fatalf("%s: %v", what, err)
-			}
-			if read := k.elements > 0; read && !kinds[what].whole {
-				t.Errorf("%s: the repair read everything: %v", what, read)
-			}
+		if quick.Count == 0 {
+			continue
 		}
-		r.rules.Full, r.rules.Repair = false, false
-		r.unread = maxUnread // or nothing would be read
-		after, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{})
-		if err != nil || after.Count > 0 || after.Unread || !maps.Equal(after.Counts, r.actual.counts(r.config)) {
-			t.Fatalf("%s, after the repair: %+v, %v; want %v", what, after, err, r.actual.counts(r.config))
+		w.suspicion, w.listed = suspicion, nil
+		if round%3 == 0 { // another program writes between the two
+			w.modify(run(fmt.Sprintf("add table ip other%d; add chain TABLE theirs; delete chain TABLE theirs", round)))
+		}
+		result := w.repair()
+		if read := w.elements > 0; read && !kind.whole || !kind.whole && result.Kind != v1alpha1.SyncPartial {
+			t.Errorf("%s: the repair, of kind %s, read everything: %v", what, result.Kind, read)
+		}
+		if suspicion != nil && !slices.Equal(result.Repaired.Examples, quick.Examples) {
+			t.Errorf("%s: repaired %+v", what, result.Repaired)
 		}
 	}
 }
 
 // TestSuspectsUnknown: without all events, and when something else is to be written, everything is compared.
 func TestSuspectsUnknown(t *testing.T) {
-	r, k, changes := watched(t)
-	r.set(web())
-	r.apply()
+	w := newWatched(t, dataplane.IPv4)
+	w.set(web())
+	w.apply()
 	reads := func(what string, want bool, prepare func()) {
 		t.Helper()
-		for len(changes) > 0 {
-			<-changes
-		}
-		r.nft("delete element ip nodeproxy service-ips { 10.96.0.1 . tcp . 80 }")
-		<-changes
+		w.modify(func() { w.nft("delete element ip nodeproxy service-ips { 10.96.0.1 . tcp . 80 }") })
 		prepare()
-		k.elements = 0
-		d, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{Suspected: true})
-		if err != nil || d.Count == 0 || k.elements > 0 != want {
-			t.Errorf("%s: read everything: %v; %+v, %v", what, k.elements > 0, d, err)
+		if d := w.suspects(); d.Count == 0 || w.elements > 0 != want {
+			t.Errorf("%s: read everything: %v; %+v", what, w.elements > 0, d)
 		}
-		r.rules.Full, r.rules.Prune, r.rules.Preserve = true, true, nil
-		r.apply()
+		w.rules.Full, w.rules.Prune, w.rules.Preserve = true, true, nil
+		w.apply()
 	}
 	name := web().Name
 	reads("all is known", false, func() {})
-	reads("events were lost", true, r.journal.begin)
+	reads("another period of events", true, w.journal.begin)
 	reads("after a comparison of everything", false, func() {})
-	reads("Services may be missing", true, func() { r.rules.Prune = false })
-	reads("a Service may be newer than its plan", true, func() { r.rules.Preserve = map[dataplane.ServiceName]struct{}{name: {}} })
-	reads("no events", true, r.journal.end)
+	reads("Services may be missing", true, func() { w.rules.Prune = false })
+	reads("a Service may be newer than its plan", true, func() { w.rules.Preserve = map[dataplane.ServiceName]struct{}{name: {}} })
+	reads("a rejected Service is to be tried again", true, func() {
+		w.engine.Rejected[name] = engine.Rejection[servicePlan]{Reason: "a test", Proven: true}
+	})
+	reads("no events", true, w.journal.end)
 }
 
-// TestRepairIsOnlyThat: what has changed since the comparison is written, too.
-func TestRepairIsOnlyThat(t *testing.T) {
-	r, _, changes := watched(t)
-	r.set(web())
-	r.apply()
-	r.nft("delete element ip nodeproxy service-ips { 10.96.0.1 . tcp . 80 }")
-	<-changes
-	if d, err := r.Verify(t.Context(), &r.rules, dataplane.VerifyOptions{Suspected: true}); err != nil || !d.Drifted || r.found == nil {
-		t.Fatalf("%+v, %v", d, err)
+// TestRepairAndChange: what is to be written besides is written after the repair.
+func TestRepairAndChange(t *testing.T) {
+	w := newWatched(t, dataplane.IPv4)
+	w.set(web())
+	w.apply()
+	w.modify(func() { w.nft("delete element ip nodeproxy service-ips { 10.96.0.1 . tcp . 80 }") })
+	if d := w.suspects(); !d.Drifted {
+		t.Fatalf("%+v", d)
 	}
-	r.set(numbered(1, 3))
-	r.rules.Full, r.rules.Repair = true, true
-	if result := r.apply(); result.Counts[dataplane.ElementsOf(setEndpoints)] < 3 {
-		t.Errorf("%+v", result.Counts)
+	s := numbered(1, 3)
+	w.set(s)
+	if result := w.repair(); w.elements > 0 || result.ServicesChanged != 2 || result.Repaired.Count != 1 || w.actual.services[s.Name] == nil {
+		t.Errorf("%+v; lists %d sets", result, w.elements)
 	}
+}
+
+// failing is a kernel that rejects batches.
+type failing struct {
+	kernel
+	err   error
+	times int
+}
+
+func (k *failing) Commit(b *nft.Batch, generation uint32) error {
+	if k.times--; k.times >= 0 {
+		return k.err
+	}
+	return k.kernel.Commit(b, generation)
+}
+
+// TestRepairThatFails: a full pass follows.
+func TestRepairThatFails(t *testing.T) {
+	w := newWatched(t, dataplane.IPv4)
+	w.set(web())
+	w.apply()
+	for name, k := range map[string]failing{
+		"rejected":               {err: &nft.RejectedError{Message: 0, Err: unix.EINVAL}, times: 1},
+		"others never stop":      {err: nft.ErrChanged, times: fullTries},
+		"others change it twice": {err: nft.ErrChanged, times: 2},
+	} {
+		w.modify(func() { w.nft("delete element ip nodeproxy service-ips { 10.96.0.1 . tcp . 80 }") })
+		if d := w.suspects(); !d.Drifted {
+			t.Fatalf("%s: %+v", name, d)
+		}
+		was := w.Dataplane.kernel
+		k.kernel = was
+		w.Dataplane.kernel = &k
+		result := w.repair()
+		if full := result.Kind == v1alpha1.SyncFull; full != (k.err != nft.ErrChanged || k.times < -1) || result.Repaired.Count != 1 { //nolint:errorlint // as set above
+			t.Errorf("%s: %+v", name, result)
+		}
+		w.Dataplane.kernel = was
+	}
+}
+
+// TestRepairForgetsClients: none keeps an endpoint that another program put in place of its own.
+func TestRepairForgetsClients(t *testing.T) {
+	w := newWatched(t, dataplane.IPv4)
+	s := web()
+	s.AffinitySeconds = 10800
+	w.set(s)
+	w.apply()
+	w.modify(func() {
+		w.nft("add element ip nodeproxy affinity { 192.0.2.9 . 10.96.0.1 . tcp . 80 : 192.0.2.66 . 80 }; delete element ip nodeproxy service-ips { 10.96.0.1 . tcp . 80 }")
+	})
+	if d := w.suspects(); !d.Drifted {
+		t.Fatalf("%+v", d)
+	}
+	w.repair()
+	err := w.reading.kernel.Elements(w.config.table(), setAffinity, func(e *nft.Element) { t.Errorf("a client keeps %v", e.Data) })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestJournal: what is known of a table by the generations of its batches.
+func TestJournal(t *testing.T) {
+	element := func(n int) nft.Changes { return nft.Changes{Elements: []nft.ElementID{{Set: "s", Key: fmt.Sprint(n)}}} }
+	note := func(j *journal, generation uint32, c nft.Changes) {
+		j.note(&nft.Commit{Generation: generation, Changes: &c})
+	}
+	for name, c := range map[string]struct {
+		do   func(j *journal)
+		at   uint32
+		want int // elements
+		ok   bool
+	}{
+		"nothing was read":           {func(j *journal) { note(j, 5, element(5)) }, 5, 1, false},
+		"all since":                  {func(j *journal) { j.known(1, 5); note(j, 6, element(6)); note(j, 7, nft.Changes{}) }, 7, 1, true},
+		"before it was read":         {func(j *journal) { note(j, 4, element(4)); note(j, 5, element(5)); j.known(1, 4) }, 5, 1, true},
+		"reported after it was read": {func(j *journal) { j.known(1, 6); note(j, 5, element(5)); note(j, 6, element(6)) }, 6, 0, true},
+		"read in another period":     {func(j *journal) { j.begin(); j.known(1, 5) }, 5, 0, false},
+		"no events":                  {func(j *journal) { j.end(); j.known(2, 5) }, 5, 0, false},
+		"a batch is missing":         {func(j *journal) { j.known(1, 5); note(j, 7, element(7)) }, 7, 1, false},
+		"one has not come yet":       {func(j *journal) { j.known(1, 5); note(j, 6, element(6)) }, 7, 0, false},
+		"the generations begin again": {func(j *journal) {
+			j.known(1, 1<<32-2)
+			note(j, 1<<32-1, element(1))
+			note(j, 1, element(2))
+		}, 1, 2, true},
+		"as many as fit": {func(j *journal) {
+			j.known(1, 5)
+			for i := range nft.MaxElements {
+				note(j, uint32(6+i), element(i)) //nolint:gosec // few
+			}
+		}, 5 + nft.MaxElements, nft.MaxElements, true},
+		"too many": {func(j *journal) {
+			j.known(1, 5)
+			for i := range nft.MaxElements + 1 {
+				note(j, uint32(6+i), element(i)) //nolint:gosec // few
+			}
+		}, 6 + nft.MaxElements, 0, true},
+	} {
+		j := &journal{}
+		j.begin()
+		c.do(j)
+		got, ok := j.changes(c.at)
+		if len(got.Elements) != c.want || ok != c.ok || got.Sets != (name == "too many") {
+			t.Errorf("%s: %d elements, sets %v, known %v", name, len(got.Elements), got.Sets, ok)
+		}
+	}
+	j := &journal{patience: time.Hour}
+	j.begin()
+	j.known(1, 5)
+	go note(j, 6, element(6))
+	if got, ok := j.changes(6); len(got.Elements) != 1 || !ok {
+		t.Errorf("a late batch: %+v, %v", got, ok)
+	}
+	go j.end()
+	if _, ok := j.changes(7); ok {
+		t.Error("known without events")
+	}
+}
+
+// as6 is a Service with IPv6 addresses.
+func as6(s *dataplane.Service) *dataplane.Service {
+	address := func(a netip.Addr) netip.Addr {
+		b := netip.MustParseAddr("2001:db8::").As16()
+		copy(b[12:], a.AsSlice())
+		return netip.AddrFrom16(b)
+	}
+	s.ClusterIP = address(s.ClusterIP)
+	for _, list := range [][]netip.Addr{s.ExternalIPs, s.LoadBalancerIPs} {
+		for i := range list {
+			list[i] = address(list[i])
+		}
+	}
+	for i, r := range s.SourceRanges {
+		s.SourceRanges[i] = netip.PrefixFrom(address(r.Addr()), 96+r.Bits())
+	}
+	for i := range s.Ports {
+		for _, list := range [][]netip.AddrPort{s.Ports[i].Cluster, s.Ports[i].Local, s.Ports[i].LocalEndpoints} {
+			for j, e := range list {
+				list[j] = netip.AddrPortFrom(address(e.Addr()), e.Port())
+			}
+		}
+	}
+	return s
 }
