@@ -117,6 +117,6 @@ func (a *Agent) logApplied(d *applied) {
 		a.logRejected(notices.Rejected)
 	}
 	if d.first {
-		a.log.Info("The kernel has a first complete set of rules", "duration", d.took)
+		a.log.Info("The kernel has its first complete set of rules", "duration", d.took)
 	}
 }

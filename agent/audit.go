@@ -104,7 +104,7 @@ func (a *Agent) logAudit(err error) {
 	}
 	switch former, changed := a.noteChange(differences, text); {
 	case text != "" && changed:
-		a.log.Info("The kernel differs from the desired state; enforcement is Audit, so it stays", "differences", d.Count, "examples", examples)
+		a.log.Info("The kernel differs from the desired state; enforcement is Audit, so nothing is written", "differences", d.Count, "examples", examples)
 	case text == "" && former != "":
 		a.log.Info("The kernel no longer differs from the desired state")
 	}

@@ -28,7 +28,8 @@
 //   - dataplane/kernelmodel: what the models of kernels share: iptables/iptablesmodel,
 //     ipvs/ipvsmodel, nftables/nftablesmodel
 //   - dataplane/dataplanetest: a data plane in memory; dataplanetest/ipvstest: a model of IPVS that fails
-//   - desired: the desired state, the ledger of pending changes, what the kernel has
+//   - desired: the desired state, retained Services and when they end, the ledger of pending changes, what
+//     the kernel has
 //   - drift: changes by other programs, and when they are repaired
 //   - health: ports for load balancers, kubelet and metrics
 //   - httpport: HTTP ports on which clients cannot block each other

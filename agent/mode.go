@@ -157,7 +157,7 @@ func (a *Agent) probeModes(ctx context.Context) {
 			return // the verdict may be due to that
 		}
 		if v.Unknown != nil {
-			a.log.V(1).Info("Could not determine whether this node could run a mode; asking again later", "mode", d.Mode, "error", v.Unknown.Error())
+			a.log.V(1).Info("Could not determine whether this node could run a mode; probing again later", "mode", d.Mode, "error", v.Unknown.Error())
 			done = false
 			continue
 		}

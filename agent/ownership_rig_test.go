@@ -118,7 +118,7 @@ func newAgentAt(t *testing.T, probe ownership.ProbeFunc, clk clock.Clock) (*Agen
 
 func spotsOf(a *Agent) *spots { return a.options.Spotter.(*spots) }
 
-// lose has another proxy show for a moment.
+// lose has another proxy be detected for a moment.
 func lose(a *Agent) {
 	spotsOf(a).set(func(s *spots) { s.standing = "kube-proxy answers" })
 	a.owner.Check(context.Background(), false)

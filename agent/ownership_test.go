@@ -142,9 +142,9 @@ func TestOwnershipIsLostAndRegained(t *testing.T) {
 	})
 }
 
-// TestNothingIsWrittenOnceAnotherProxyShows: between two checks each write checks
+// TestNothingIsWrittenOnceAnotherProxyIsDetected: between two checks each write checks
 // first.
-func TestNothingIsWrittenOnceAnotherProxyShows(t *testing.T) {
+func TestNothingIsWrittenOnceAnotherProxyIsDetected(t *testing.T) {
 	for name, write := range map[string]func(*Agent) error{
 		"a sync":         func(a *Agent) error { return a.sync(context.Background()) },
 		"a verification": func(a *Agent) error { return a.verify(context.Background()) },

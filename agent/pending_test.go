@@ -30,7 +30,7 @@ func TestNothingIsPendingBesideAnotherProxy(t *testing.T) {
 		r.ports.become("kube-proxy answers")
 		r.spots.set(func(s *spots) { s.appears = "chain KUBE-PROXY-CANARY" })
 		after(time.Second)
-		pending("once another proxy shows", 0)
+		pending("once another proxy is detected", 0)
 		r.rig.SetService(r.rig.Service("b", 2))
 		r.rig.SetInventory(agenttest.InventoryOf("shop.a", "shop.b"))
 		r.changed()

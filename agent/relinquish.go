@@ -26,8 +26,8 @@ func (a *Agent) beside() {
 	}
 }
 
-// relinquish removes the rules that another proxy, which has the node, does not take over, once
-// that proxy serves. The sync loop calls it while the agent may not write.
+// relinquish removes the rules that another proxy, which owns the node's proxy rules, does not take
+// over, once that proxy serves. The sync loop calls it while the agent may not write.
 func (a *Agent) relinquish(ctx context.Context) error {
 	settings, _, _ := a.store.OwnObject()
 	other := a.owner.Facts()
@@ -41,8 +41,8 @@ func (a *Agent) relinquish(ctx context.Context) error {
 	return err
 }
 
-// relinquishLast does so before a removal ends that leaves the other rules: nothing would remove
-// them later. It does not wait forever for a proxy that does not report what it has programmed. It
+// relinquishLast is relinquish before the end of a removal that leaves all other rules: nothing
+// would remove them later. It does not wait forever for a proxy that does not report what it has programmed. It
 // returns what it has removed, human-readable.
 func (a *Agent) relinquishLast(ctx context.Context) (removed string, err error) {
 	a.mu.Lock()

@@ -141,7 +141,7 @@ func TestRelinquishInAudit(t *testing.T) {
 		r.rig.SetRules(r.rig.Node(inAudit))
 	}, func(t *testing.T, r ownershipRig, p *preceding, serves func()) {
 		after(time.Minute)
-		if _, message := r.condition(); !strings.Contains(message, "still meet rules of nodeproxy first, which are no longer updated (table ip nodeproxy)") {
+		if _, message := r.condition(); !strings.Contains(message, "still meet outdated rules of nodeproxy first (table ip nodeproxy)") {
 			t.Errorf("it has not programmed Services yet: %s", message)
 		}
 		if has, _ := p.state(); !has {

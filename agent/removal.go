@@ -26,9 +26,9 @@ func (a *Agent) noteRemoval() {
 	clear(a.given)
 	switch {
 	case !removing:
-		a.log.Info("The rules of this node are programmed again: there is a NodeProxy that is not being deleted, or its removalPolicy is Retain now")
+		a.log.Info("Removal ended; programming this node's rules again")
 	case a.store.CurrentRemoval().Done:
-		a.log.Info("This node's rules were removed with the NodeProxy before this agent started; nothing is programmed until there is one again")
+		a.log.Info("This node's rules were removed before this agent started; waiting for a NodeProxy")
 	default:
 		a.log.Info("The NodeProxy is being deleted with removalPolicy Cleanup; removing this node's rules")
 	}

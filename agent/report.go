@@ -112,7 +112,7 @@ func (a *Agent) unready() string {
 	return "a first complete set of rules is about to be applied"
 }
 
-// unlisted is what the API has not shown, and why.
+// unlisted is what the API has not delivered, and why.
 func (a *Agent) unlisted(s desired.Snapshot) string {
 	what := "the list of ServiceProxyRules"
 	if s.Listed {

@@ -10,13 +10,13 @@
 //
 // Where to look:
 //
-//   - services: renders Services; addresses: watches service ranges; overrides: those of policies
+//   - services: renders Services, releases those that have ended; addresses: watches service ranges; overrides: those of policies
 //   - nodes: renders Nodes; rollouts, nodesettings: changes of their settings
 //   - servicepolicies, summary: statuses of policies and of NodeProxy
 //   - agents, apiservers, liveness, startuptaint: the agents; nodealerts: events about their failures
 //   - removal, clusterobjects: removal of NodeProxy; admission policies
 //   - formats, pacing, events, metrics, leader, objects, retry, reports, watches, text:
 //     used by several of them
-//   - render, policies, rollout, preview, admission, agentdeploy: pure functions; manifest: reads
+//   - rollout: budgets, and which node is next; render, policies, preview, admission, agentdeploy: pure functions; manifest: reads
 //     manifests
 package controllers

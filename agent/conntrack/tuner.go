@@ -120,7 +120,7 @@ func (t *Tuner) logUnmet(unmet []string) {
 	switch {
 	case slices.Equal(unmet, t.unmet):
 	case len(unmet) > 0:
-		t.log.Info("Could not apply all settings of connection tracking; retrying at each verification, everything else is done", "settings", unmet)
+		t.log.Info("Could not apply all settings of connection tracking; retrying at each verification", "settings", unmet)
 	default:
 		t.log.Info("All settings of connection tracking are applied now")
 	}

@@ -101,7 +101,7 @@ type Dataplane interface {
 	// Verify compares the kernel to r and writes nothing. If the node has lost the family,
 	// the error wraps ErrUnsupported.
 	Verify(ctx context.Context, r *Ruleset, o VerifyOptions) (Difference, error)
-	// Relinquish is called while another proxy is active, which the agent does not write beside.
+	// Relinquish is called while another proxy is active and the agent writes nothing.
 	// If that proxy serves, it removes the rules of modes that precede others; see
 	// Declaration.PrecedesOthers. It returns which ones remain, human-readable; empty: none.
 	Relinquish(ctx context.Context, serves bool) (remain string, err error)

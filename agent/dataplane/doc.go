@@ -9,7 +9,7 @@
 //   - dataplane.go: the interfaces and their arguments; result.go: their results
 //   - service.go, destinations.go: a Service and where clients reach it; protocol.go: protocol numbers
 //   - addresses.go: the node's addresses, and on which of them NodePorts answer
-//   - declaration.go: what is the same for a mode on all nodes
+//   - declaration.go: what a mode owns in the kernel, its precedence and properties
 //   - fanout.go: joins the IP families
 //   - events.go: follows events of the kernel; sysctls.go: reads and writes sysctls
 package dataplane

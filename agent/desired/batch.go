@@ -23,7 +23,7 @@ type Batch struct {
 	Rulesets map[dataplane.Family]*dataplane.Ruleset
 	applied  Applied // once all of it is
 	Epoch    int     // see Forget
-	// shown: nothing in it replaces what the API has not shown.
+	// shown: nothing in it replaces what the API has not delivered.
 	shown bool
 	// Partial: Services of the checkpoint lack this node's endpoints, to which flows may
 	// go all the same.

@@ -20,7 +20,7 @@ type Restored struct {
 	Why             string
 }
 
-// Active reports whether some of the checkpoint replaces what the API has not shown yet.
+// Active reports whether some of the checkpoint replaces what the API has not delivered yet.
 func (r Restored) Active() bool { return r.Services || r.Rules }
 
 // stale reports whether the rules, though programmed, may be outdated: after a reboot, until
@@ -34,7 +34,7 @@ func (s *Store) WarnOfDisk(problem string) {
 	s.diskWarning = problem
 }
 
-// Restore takes what the API has not shown yet from a checkpoint. It reports whether there was
+// Restore takes what the API has not delivered yet from a checkpoint. It reports whether there was
 // something to take.
 func (s *Store) Restore(g *checkpoint.Restorable) (bool, error) {
 	s.mu.Lock()
@@ -60,7 +60,7 @@ func (s *Store) Restore(g *checkpoint.Restorable) (bool, error) {
 	return true, nil
 }
 
-// Lacking reports whether the API has not shown all that is needed, and nothing replaces it.
+// Lacking reports whether the API has not delivered all that is needed, and nothing replaces it.
 func (s *Store) Lacking() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +109,7 @@ func (c *catalog) preserved() map[dataplane.ServiceName]struct{} {
 	return maps.Clone(c.older)
 }
 
-// CompleteSet returns the complete state, for the checkpoint; nil while the API has not shown
+// CompleteSet returns the complete state, for the checkpoint; nil while the API has not delivered
 // it, or shows what this agent does not accept. It includes retained objects.
 func (s *Store) CompleteSet() *checkpoint.Set {
 	s.mu.Lock()

@@ -40,7 +40,7 @@ type inventory struct {
 	// confirmed: list and inventory have agreed since the start, so that what belongs to no
 	// Service may be removed.
 	confirmed bool
-	// unconfirmedSince is when list and inventory ceased to agree; zero: they agree.
+	// unconfirmedSince is since when list and inventory differ; zero: they agree.
 	unconfirmedSince time.Time
 }
 
@@ -75,7 +75,7 @@ func (i *inventory) change(now time.Time, add, remove []string) uint64 {
 	return i.number
 }
 
-// doubt has list and inventory agree anew.
+// doubt requires list and inventory to agree again.
 func (i *inventory) doubt(now time.Time) { i.confirmed, i.unconfirmedSince = false, now }
 
 // setDesired sets the names that must exist, from NodeProxy.status.inventory. Nil: unknown.

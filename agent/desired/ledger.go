@@ -279,5 +279,5 @@ func (l *ledger) warnings() []string {
 	if !some(maps.Values(l.deferred), func(change deferral) bool { return now.Sub(change.since) > deferralNoted }) {
 		return nil
 	}
-	return []string{fmt.Sprintf("changes of large Services have waited for their turn for more than %s", deferralNoted)}
+	return []string{fmt.Sprintf("changes of large Services have been deferred for more than %s", deferralNoted)}
 }

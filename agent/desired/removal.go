@@ -93,7 +93,7 @@ func (s *Store) SetProxy(o *v1alpha1.NodeProxy) {
 	case !former.Requested && s.removal.Requested:
 		s.catalog.dropRetained(s.catalog.inventory.number)
 	case former.Requested && !s.removal.Requested:
-		if former.Done { // what the API has not shown is outdated; a new one will come
+		if former.Done { // what the API has not delivered is outdated; a new one will come
 			if !s.own.exists {
 				s.own.current, s.restored.Rules = nil, false
 			}

@@ -54,7 +54,7 @@ type catalog struct {
 	retained  map[dataplane.ServiceName]*entry // those of services that are not live
 	invalid   map[dataplane.ServiceName]*entry // those whose newest state is not used
 	misnamed  map[string]struct{}              // names of objects that belong to no Service
-	// older are the Services that the API has not shown, whose rules in the kernel may be
+	// older are the Services that the API has not delivered, whose rules in the kernel may be
 	// newer than those of the checkpoint.
 	older  map[dataplane.ServiceName]struct{}
 	claims combine.Registry[*entry]

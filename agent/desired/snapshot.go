@@ -32,7 +32,7 @@ type Snapshot struct {
 	Families      map[dataplane.Family]FamilySnapshot
 	Retained      []dataplane.ServiceName // sorted
 	RetainedSince time.Time               // the oldest; zero: none
-	// UnconfirmedSince is when list and inventory ceased to agree; zero: they do.
+	// UnconfirmedSince is since when list and inventory differ; zero: they agree.
 	UnconfirmedSince time.Time
 	InventoryKnown   bool
 	Rejected         map[dataplane.ServiceName]string

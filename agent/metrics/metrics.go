@@ -99,7 +99,7 @@ func RegisterMetrics(r prometheus.Registerer) *Metrics {
 		conditions:   f.gauges("condition", "Conditions of the node's NodeProxyRules as the agent would write them now: 1 if the status is True, 0 if it is False. A condition that is absent has no series.", "type", "reason"),
 		Checks:       f.counter("other_proxy_checks_total", "Checks for other proxies on the node: every one to a few seconds, and before every write."),
 		modes:        f.gauges("mode", "1 for the mode that runs (IPTables, IPVS, NFTables), 0 for the others.", "mode"),
-		fallback:     f.gauge("mode_fallback", "1 while another mode runs than the requested one, because the node cannot run that."),
+		fallback:     f.gauge("mode_fallback", "1 while a fallback mode runs because the node cannot run the desired one."),
 		build:        factory{f.Factory, "nodeproxy_"}.gauges("build_info", "1, with the release and the version of Go that it was built with.", "version", "go_version"),
 		objects:      map[dataplane.ObjectMetric]*prometheus.GaugeVec{},
 	}

@@ -23,7 +23,7 @@ const (
 	// probePause is the time between probes of the proxies' ports while we should have them
 	// ourselves. A kube-proxy that could not open one retries every 5 s.
 	probePause = 5 * time.Second
-	// orientPatience is how long an agent that starts waits for what the API shows, before
+	// orientPatience is how long an agent that starts waits for what the API delivers, before
 	// it writes: it may have to remove rules instead.
 	orientPatience = 5 * time.Second
 	// formerEvidence is used instead of the evidence that an earlier run of the agent reported.
@@ -46,16 +46,17 @@ type Options struct {
 	// Checks counts checks for other proxies.
 	Checks prometheus.Counter
 	// Changed is called if Facts may have changed, Cleared once rules may be removed, Beside
-	// after each check that shows another proxy while the agent does not write.
+	// after each check that detects another proxy while the agent does not write.
 	Changed, Cleared, Beside func()
 }
 
 // Facts are what is known of other proxies.
 type Facts struct {
-	// Other is what shows another proxy, or last showed one for which ownership still
-	// waits; empty: none.
+	// Other is the evidence of another proxy, or the last evidence while ownership still waits;
+	// empty: none.
 	Other string
-	// Gone is since when it has not shown; zero: it shows. Wait is for how long it must not.
+	// Gone is when it was no longer detected; zero: it is detected. Wait is how long it must stay
+	// undetected.
 	Gone time.Time
 	Wait time.Duration
 	// Unanswered: the last probe of the ports got no answer.
@@ -163,7 +164,7 @@ func (o *Owner) Readied() {
 // Switched is called when the settings have changed or a removal begins or ends.
 func (o *Owner) Switched() { o.switched.Up() }
 
-// Detect returns what shows another proxy; empty: nothing does. With probe it also probes
+// Detect returns the evidence of another proxy; empty: none. With probe it also probes
 // the ports. An error means that the ports have not answered.
 func (o *Owner) Detect(ctx context.Context, probe bool) (string, error) {
 	defer o.Checks.Inc()
@@ -205,7 +206,7 @@ func (o *Owner) unanswered(err error) bool {
 		return true
 	}
 	if o.waiting.silent == ProbeLimit {
-		o.Log.Info("A listener at kube-proxy's port accepts connections but never answers; assuming that it is no proxy. If kube-proxy runs on this node, stop it", "address", ProxyModeAddress, "probes", ProbeLimit)
+		o.Log.Info("A listener at kube-proxy's port never answers; assuming that it is no proxy", "address", ProxyModeAddress, "probes", ProbeLimit)
 	}
 	return false
 }
@@ -236,7 +237,7 @@ func (o *Owner) begin(ctx context.Context) bool {
 	return true
 }
 
-// Watch watches for other proxies until ownership has ended: another proxy shows,
+// Watch watches for other proxies until ownership has ended: another proxy is detected,
 // enforcement becomes Audit, rules are to be removed, or ctx is done.
 func (o *Owner) Watch(ctx context.Context) {
 	o.began = o.Clock.Now()
@@ -244,7 +245,7 @@ func (o *Owner) Watch(ctx context.Context) {
 	for owned := o.Context(); owned.Err() == nil; {
 		audit := o.Store.Auditing()
 		if audit {
-			o.Log.Info("Enforcement is Audit now; closing the proxy's ports and writing nothing. The rules stay but are no longer updated unless another proxy runs")
+			o.Log.Info("Enforcement is Audit; closing the proxy's ports and writing nothing")
 		}
 		if audit || o.Store.CurrentRemoval().Requested {
 			o.lose("")
@@ -282,8 +283,8 @@ func (o *Owner) Check(ctx context.Context, probe bool) bool {
 	return o.MayWrite()
 }
 
-// lose ends ownership because another proxy shows, or without a evidence because the agent is
-// to write no longer.
+// lose ends ownership because another proxy was detected or, without evidence, because the agent
+// must stop writing.
 func (o *Owner) lose(evidence string) {
 	o.mu.Lock()
 	ended := o.owned
@@ -321,7 +322,7 @@ func (o *Owner) Facts() Facts {
 	return o.facts
 }
 
-// note notes what shows another proxy, empty for none, and whether a probe waits for an answer.
+// note notes the evidence of another proxy, empty for none, and whether a probe waits for an answer.
 func (o *Owner) note(evidence string, unanswered bool) {
 	o.mu.Lock()
 	former := o.facts
@@ -349,7 +350,7 @@ func (o *Owner) note(evidence string, unanswered bool) {
 		o.Log.Info("No other proxy detected; resuming")
 	}
 	if unanswered && !former.Unanswered {
-		o.Log.Info("A listener at kube-proxy's port accepts connections but has not answered yet; writing nothing until it answers, closes the port, or leaves several probes in a row unanswered", "address", ProxyModeAddress, "probes", ProbeLimit)
+		o.Log.Info("A listener at kube-proxy's port has not answered yet; writing nothing", "address", ProxyModeAddress, "probes", ProbeLimit)
 	}
 	o.Changed()
 }

@@ -39,7 +39,7 @@ const (
 	InstanceHeader = "Nodeproxy-Agent"
 )
 
-// ProbeFunc probes the ports of proxies on this node. It returns a human-readable evidence of one
+// ProbeFunc probes the ports of proxies on this node. It returns human-readable evidence of one
 // that answers; empty: none does. Answers of the agent with the given instance do not count,
 // nor do those of processes that are not root's. An error means that a process of root accepts
 // connections and has not answered in time.

@@ -36,11 +36,11 @@ func fallbackCondition(s desired.Snapshot, former []metav1.Condition) *metav1.Co
 	switch {
 	case s.Mode.Fallback() != "":
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonKernelLacksMode
-		c.Message = fmt.Sprintf("Mode %s runs, because this node cannot run the requested one (%s). Fix that on the node, and the agent changes the mode at its next verification.", s.Mode.Mode, s.Mode.Lacks)
+		c.Message = fmt.Sprintf("Mode %s runs, because this node cannot run the desired one (%s). Fix that on the node; the agent then switches at its next verification.", s.Mode.Mode, s.Mode.Lacks)
 	case meta.FindStatusCondition(former, c.Type) == nil:
 		return nil
 	default:
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v1alpha1.ReasonNoFallback, "The requested mode runs."
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, v1alpha1.ReasonNoFallback, "The desired mode runs."
 	}
 	return c
 }
@@ -77,7 +77,7 @@ func conflictMessage(f Facts) string {
 			f.OtherProxy, f.OtherGone.UTC().Format(time.RFC3339), f.OtherWait)
 	}
 	if remaining := f.remaining(); remaining != "" {
-		return fmt.Sprintf("Another proxy is active on this node (%s): the agent writes nothing, and takes over once you stop that proxy. Until then, %s.", f.OtherProxy, remaining)
+		return fmt.Sprintf("Another proxy is active on this node (%s), and %s.", f.OtherProxy, remaining)
 	}
 	return fmt.Sprintf("Another proxy is active on this node (%s): the agent writes nothing and opens none of the proxy's ports. Stop it on this node (kube-proxy: delete its DaemonSet, or keep its pods off this node), and the agent takes over.", f.OtherProxy)
 }
@@ -87,7 +87,7 @@ func (f Facts) remaining() string {
 	if f.Remaining == "" {
 		return ""
 	}
-	return fmt.Sprintf("packets still meet rules of nodeproxy first, which are no longer updated (%s): the agent removes them once that proxy reports at %s that it has programmed Services; if it cannot (kube-proxy before 1.31, most others), stop agent and proxy on this node, run \"nodeproxy-agent cleanup\", and start the proxy again", f.Remaining, ownership.MetricsURL)
+	return fmt.Sprintf("packets still meet outdated rules of nodeproxy first (%s): the agent removes them once that proxy reports at %s that it has programmed Services; if it cannot, run \"nodeproxy-agent cleanup\" while both are stopped", f.Remaining, ownership.MetricsURL)
 }
 
 // ExplainsIdle reports whether the conditions explain why an agent that accepts its object writes

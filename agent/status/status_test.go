@@ -54,10 +54,10 @@ func TestConditions(t *testing.T) {
 		}, "True Accepted", "False ConflictingProxy", "has not been detected since 2026-11-20T08:59:59Z. The agent writes nothing and opens none of the proxy's ports until 10s after that"},
 		{"another proxy does not take over everything", func(s *desired.Snapshot, f *Facts) {
 			f.OtherProxy, f.Remaining = "iptables answers", "nf_tables table ip nodeproxy"
-		}, "True Accepted", "False ConflictingProxy", `no longer updated (nf_tables table ip nodeproxy): the agent removes them once that proxy reports at http://127.0.0.1:10249/metrics`},
+		}, "True Accepted", "False ConflictingProxy", `outdated rules of nodeproxy first (nf_tables table ip nodeproxy): the agent removes them once that proxy reports at http://127.0.0.1:10249/metrics`},
 		{"another proxy does not take over everything, in Audit", func(s *desired.Snapshot, f *Facts) {
 			s.Audit, f.Audit, f.OtherProxy, f.Remaining = true, true, "iptables answers", "nf_tables table ip nodeproxy"
-		}, "True Accepted", "True AuditInSync", `(iptables answers); packets still meet rules of nodeproxy first, which are no longer updated (nf_tables table ip nodeproxy): the agent removes them once`},
+		}, "True Accepted", "True AuditInSync", `(iptables answers); packets still meet outdated rules of nodeproxy first (nf_tables table ip nodeproxy): the agent removes them once`},
 		{"another proxy comes before a failure", func(s *desired.Snapshot, f *Facts) { f.OtherProxy, s.Err = "ipvs", errors.New("x") }, "True Accepted", "False ConflictingProxy", ""},
 		{"another proxy, and not accepted", func(s *desired.Snapshot, f *Facts) {
 			f.OtherProxy, s.Rejection = "ipvs", &desired.Rejection{Reason: "Unsupported", Message: "m"}

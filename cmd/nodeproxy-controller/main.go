@@ -237,10 +237,10 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 	fs.BoolVar(&o.leaderElect, "leader-elect", true, "only work as the leader, so that other replicas can stand by")
 	fs.StringVar(&o.metricsBindAddress, "metrics-bind-address", ":8080", "`address` of /metrics; 0 for none")
 	fs.StringVar(&o.healthProbeBindAddress, "health-probe-bind-address", ":8081", "`address` of /healthz and /readyz; 0 for none")
-	fs.BoolVar(&o.agents.ExposeMetrics, "expose-agent-metrics", false, "have the agents that this controller runs serve /metrics on every address of their node, port 19256, not only on its loopback addresses")
-	fs.BoolVar(&o.agents.ShareProxyPorts, "share-proxy-ports", false, "have the pods of the agents that this controller runs not reserve ports 10249 and 10256 of their node. Use it during a migration from a kube-proxy whose pods reserve them: otherwise the agents cannot be scheduled beside it")
+	fs.BoolVar(&o.agents.ExposeMetrics, "expose-agent-metrics", false, "serve the /metrics of managed agents on every address of their node, port 19256, not only on loopback")
+	fs.BoolVar(&o.agents.ShareProxyPorts, "share-proxy-ports", false, "do not reserve ports 10249 and 10256 for managed agents. Use it during a migration from a kube-proxy whose pods reserve them; otherwise the agents cannot be scheduled beside it")
 	fs.BoolVar(&o.manageClusterObjects, "manage-cluster-objects", false, "maintain the ValidatingAdmissionPolicies of nodeproxy and the pod security labels of --namespace, for installers such as OLM that cannot install them. It needs permissions that the plain manifests do not grant")
-	fs.IntVar(&o.verbosity, "v", 0, "log `level`: 0 for operators, 2 every write, 4 details")
+	fs.IntVar(&o.verbosity, "v", 0, "log `level`: 0 for normal operation, 2 for every write, 4 for debugging")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}

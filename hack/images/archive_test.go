@@ -210,7 +210,7 @@ func TestAgentHasWhatItRuns(t *testing.T) {
 	}
 	for _, pkg := range lockedNames(t, "packages."+debianArchitecture(file.Architecture)+".lock") {
 		if !slices.Contains(names, "usr/share/doc/"+pkg+"/copyright 644") {
-			t.Errorf("the licence of %s is not in the image", pkg)
+			t.Errorf("the license of %s is not in the image", pkg)
 		}
 		if !slices.Contains(names, "var/lib/dpkg/status.d/"+pkg+" 644") {
 			t.Errorf("the version of %s is not given to scanners", pkg)

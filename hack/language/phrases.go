@@ -58,6 +58,8 @@ var phrases = []struct{ name, phrase, instead string }{
 	{"look for", `look(s|ed|ing)? for (another|other) prox(y|ies)`, "check, detect, probe"},
 	{"kernel holds", `(kernels?|nodes?) (holds?|held)`, "has"},
 	{"absences", `absences|absent (ip )?famil(y|ies)`, "unavailable IP families"},
+	{"British", `behaviours?|neighbours?|colours?|licences?|favours?`, "American spelling"},
+	{"proxy shows", `prox(y|ies) (has |have |last |never )*(shows?|shown|showed)`, "is detected"},
 	{"room of a rollout", `(budgets?|rollouts?) (has|have|needs?) room`, "budget"},
 }
 

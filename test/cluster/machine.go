@@ -153,7 +153,7 @@ func (m *Machine) boot(ctx context.Context) error {
 }
 
 // plugIn joins the machine to the wire. Its network card stays the same, so that
-// its neighbours find it at once.
+// its neighbors find it at once.
 func (m *Machine) plugIn() error {
 	addresses := []string{netip.PrefixFrom(m.address, 24).String(), netip.PrefixFrom(m.address6, 64).String()}
 	if err := m.cluster.joinWire(m.Place, addresses...); err != nil {

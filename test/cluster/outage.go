@@ -130,7 +130,7 @@ func (n *Node) reboot(ctx context.Context) error {
 	if err := n.buildNetwork(); err != nil {
 		return err
 	}
-	// A machine keeps its network card, so that its neighbours find it at once.
+	// A machine keeps its network card, so that its neighbors find it at once.
 	return n.links(func(h *netlink.Handle) error {
 		link, err := h.LinkByName("eth0")
 		if err != nil {

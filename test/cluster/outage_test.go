@@ -49,7 +49,7 @@ func TestOutages(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	for _, from := range []*cluster.Place{other.Place, node.Place} {
 		for _, address := range []string{pod.Address(8080), pod.Address6(8080)} {
-			// Neighbours may still be looking for the pod of before.
+			// Neighbors may still be looking for the pod of before.
 			g.Eventually(func() (string, error) {
 				answer, err := from.Dial(ctx, "tcp", address)
 				return answer.Server, err

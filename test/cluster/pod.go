@@ -105,7 +105,7 @@ func (n *Node) run(ctx context.Context, pod *Pod) error {
 	return pod.writeStatus(ctx, object, !pod.spec.Unready)
 }
 
-// buildPodNetwork makes the pod's namespace. Its only neighbour is the node, as
+// buildPodNetwork makes the pod's namespace. Its only neighbor is the node, as
 // with /32 and /128 addresses all traffic passes the node's rules, also between two pods
 // of one node and without the bridge handing packets to iptables.
 func (n *Node) buildPodNetwork(pod *Pod) error {

@@ -169,7 +169,7 @@ func (c *Cluster) joinWire(p *Place, addresses ...string) error {
 }
 
 // addBridge makes a bridge with two addresses, IPv4 first, and brings it up. Its
-// link address is its own: else it would change with the ports, and neighbours
+// link address is its own: else it would change with the ports, and neighbors
 // would send to the old one for some time.
 func addBridge(h *netlink.Handle, name, address, address6 string) error {
 	ip, _, err := net.ParseCIDR(address)

@@ -191,7 +191,7 @@ func (r *run) until(limit time.Duration, what string, f func() error) time.Durat
 }
 
 // pass lets time pass between two looks. It shows nothing: for what is not to happen
-// see agentsLook and its neighbours.
+// see agentsLook and its neighbors.
 func (r *run) pass(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

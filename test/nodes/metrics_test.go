@@ -20,7 +20,7 @@ var absentMetrics = map[string]string{
 	"kubeproxy_iptables_localhost_nodeports_accepted_packets_total": "rules have no nfacct counters",
 }
 
-// lateMetrics are those that kube-proxy shows only once they have counted
+// lateMetrics are those that kube-proxy has only once they have counted
 // something; conntrack's histogram is left to the tests of metrics.
 var lateMetrics = map[string][]string{
 	"kubeproxy_conntrack_reconciler_deleted_entries_total":               {"counter", "ip_family=IPv4", "ip_family=IPv6"},

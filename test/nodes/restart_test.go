@@ -105,7 +105,7 @@ func (o *outage) logs(agent *cluster.Process, text string, times int) {
 }
 
 const (
-	firstSet = "The kernel has a first complete set of rules"
+	firstSet = "The kernel has its first complete set of rules"
 	goingBy  = "using the checkpoint until it does"
 	answered = "the checkpoint is no longer used"
 )

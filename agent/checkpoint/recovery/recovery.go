@@ -151,7 +151,7 @@ func (r *Recovery) Discard() error {
 	return nil
 }
 
-// Restore uses the checkpoint if the API has not shown everything some time after the
+// Restore uses the checkpoint if the API has not delivered everything some time after the
 // start, for whatever reason. It ends when nothing is missing.
 func (r *Recovery) Restore(ctx context.Context) {
 	logged := ""
@@ -185,14 +185,14 @@ func (r *Recovery) restore() error {
 	if err != nil || !used { // unused: the API has answered meanwhile
 		return err
 	}
-	r.Log.Info("The API has not answered since the agent started; using the checkpoint until it does. In the same boot only what the kernel lacks is added; after a reboot the endpoints on this node are left out and health checks answer 503",
+	r.Log.Info("The API has not answered since the agent started; using the checkpoint until it does",
 		"file", r.Disk.Path(), "written", g.Written.UTC().Format(time.RFC3339), "age", g.Age(r.Clock.Now()).Round(time.Second),
 		"services", len(g.Services), "rebooted", g.Rebooted, "why", g.Why)
 	r.Restored()
 	return nil
 }
 
-// why is what the API has not shown, or why not.
+// why is what the API has not delivered, or why not.
 func (r *Recovery) why() string {
 	if why := r.APIError(); why != "" {
 		return why

@@ -123,8 +123,8 @@ func TestUnmanagedServerThatLooksOurs(t *testing.T) {
 		if result.Rejected[service(2).Name] == "" || b.kernel.Server(k) != "lc" {
 			t.Errorf("%s: rejected %v, there %q", kind, result.Rejected, b.kernel.Server(k))
 		}
-		if neighbour := b.kernel.Server(tcp("1.2.3.4", 80)); neighbour != "rr 10.180.0.1:80" || len(result.Rejected) != 1 {
-			t.Errorf("%s: rejected %v, at the other port %q", kind, result.Rejected, neighbour)
+		if neighbor := b.kernel.Server(tcp("1.2.3.4", 80)); neighbor != "rr 10.180.0.1:80" || len(result.Rejected) != 1 {
+			t.Errorf("%s: rejected %v, at the other port %q", kind, result.Rejected, neighbor)
 		}
 		b.verified()
 		b.r.Full = true

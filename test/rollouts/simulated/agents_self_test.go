@@ -26,7 +26,7 @@ func TestSimulatedAgents(t *testing.T) {
 	}
 	tests := []struct {
 		name      string
-		behaviour behaviour
+		behavior  behavior
 		second    v1alpha1.NodeProxyRulesSpec
 		isApplied bool
 		available bool
@@ -49,7 +49,7 @@ func TestSimulatedAgents(t *testing.T) {
 		})
 	}
 	for _, tt := range tests {
-		w.fleet.start(tt.name, tt.behaviour)
+		w.fleet.start(tt.name, tt.behavior)
 		w.create(&v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: tt.name}, Spec: in(v1alpha1.ModeIPTables, v1alpha1.Enforce, "1")})
 	}
 	for _, tt := range tests {

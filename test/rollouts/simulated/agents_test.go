@@ -44,24 +44,24 @@ type reaction struct {
 	service string // that is rejected
 }
 
-// behaviour is how an agent reacts.
-type behaviour func(spec *v1alpha1.NodeProxyRulesSpec) reaction
+// behavior is how an agent reacts.
+type behavior func(spec *v1alpha1.NodeProxyRulesSpec) reaction
 
-func always(what outcome) behaviour {
+func always(what outcome) behavior {
 	return func(*v1alpha1.NodeProxyRulesSpec) reaction { return reaction{outcome: what} }
 }
 
-func slow(after time.Duration) behaviour {
+func slow(after time.Duration) behavior {
 	return func(*v1alpha1.NodeProxyRulesSpec) reaction { return reaction{outcome: works, after: after} }
 }
 
 // rejecting has an agent reject a Service.
-func rejecting(service string) behaviour {
+func rejecting(service string) behavior {
 	return func(*v1alpha1.NodeProxyRulesSpec) reaction { return reaction{outcome: rejectsOne, service: service} }
 }
 
 // with has an agent react so to settings of a mode, and do well with others.
-func with(mode v1alpha1.ProxyMode, what outcome) behaviour {
+func with(mode v1alpha1.ProxyMode, what outcome) behavior {
 	return func(spec *v1alpha1.NodeProxyRulesSpec) reaction {
 		if spec.Settings.Mode != nil && *spec.Settings.Mode == mode {
 			return reaction{outcome: what}
@@ -89,16 +89,16 @@ type agent struct {
 	stop    context.CancelFunc
 	changed chan struct{} // holds one when there is something to look at
 
-	mu        sync.Mutex
-	behaviour behaviour
-	rules     *v1alpha1.NodeProxyRules // as seen last
+	mu       sync.Mutex
+	behavior behavior
+	rules    *v1alpha1.NodeProxyRules // as seen last
 }
 
 // start starts the agent of a node, in the place of one that runs.
-func (f *fleet) start(name string, b behaviour) {
+func (f *fleet) start(name string, b behavior) {
 	f.vanish(name)
 	ctx, stop := context.WithCancel(f.ctx)
-	a := &agent{fleet: f, name: name, started: time.Now(), stop: stop, changed: make(chan struct{}, 1), behaviour: b}
+	a := &agent{fleet: f, name: name, started: time.Now(), stop: stop, changed: make(chan struct{}, 1), behavior: b}
 	f.mu.Lock()
 	f.agents[name] = a
 	f.mu.Unlock()
@@ -116,7 +116,7 @@ func (f *fleet) vanish(name string) {
 }
 
 // behave has agents react in another way, also to what they have already.
-func (f *fleet) behave(b behaviour, names ...string) {
+func (f *fleet) behave(b behavior, names ...string) {
 	f.t.Helper()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -127,7 +127,7 @@ func (f *fleet) behave(b behaviour, names ...string) {
 			continue
 		}
 		a.mu.Lock()
-		a.behaviour = b
+		a.behavior = b
 		a.mu.Unlock()
 		a.look()
 	}
@@ -217,7 +217,7 @@ func (a *agent) state() (*v1alpha1.NodeProxyRules, reaction) {
 	if a.rules == nil {
 		return nil, reaction{}
 	}
-	return a.rules, a.behaviour(&a.rules.Spec)
+	return a.rules, a.behavior(&a.rules.Spec)
 }
 
 // report is the status that an agent would write: see agent/status.

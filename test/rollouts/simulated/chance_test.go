@@ -109,7 +109,7 @@ func (c *chance) step() string {
 		c.startController()
 		return "the controller was killed"
 	case 1, 4:
-		b := []behaviour{with(v1alpha1.ModeIPVS, rejects), always(breaks), always(rejectsOne), always(silent)}[c.dice.IntN(4)]
+		b := []behavior{with(v1alpha1.ModeIPVS, rejects), always(breaks), always(rejectsOne), always(silent)}[c.dice.IntN(4)]
 		c.fleet.behave(b, name)
 		return name + " does not do well any more"
 	case 5:
