@@ -36,9 +36,10 @@ const (
 	maxEventTries = 10
 	// maxEventSeries limits the memory for events, and maxNamespaceSeries the part of one namespace,
 	// so that it does not displace the events of others. Objects without a namespace have
-	// maxNamespaceSeries in addition.
+	// maxNamespaceSeries in addition, and each namespace has ownNamespaceSeries whatever the others have.
 	maxEventSeries     = 10000
 	maxNamespaceSeries = 1000
+	ownNamespaceSeries = 10
 	// eventBatch is how many events are written before the queue checks again which are next.
 	eventBatch = 100
 )
@@ -113,7 +114,7 @@ func (q *Queue) add(series Series, event *eventsv1.Event, now time.Time) (first,
 	s := q.series[series]
 	if s == nil {
 		namespace := series.About.Namespace
-		full := namespace != "" && len(q.series)-q.namespaces[""] >= maxEventSeries
+		full := namespace != "" && q.namespaces[namespace] >= ownNamespaceSeries && len(q.series)-q.namespaces[""] >= maxEventSeries
 		if full || q.namespaces[namespace] >= maxNamespaceSeries {
 			q.metrics.Event(eventDropped)
 			return false, false

@@ -233,6 +233,11 @@ func TestQueueOfEventsIsBounded(t *testing.T) {
 		t.Errorf("%d series, want %d", n, maxEventSeries)
 	}
 	r.expectCounts(0, 0, 5)
+	for i := range ownNamespaceSeries + 1 {
+		if taken := r.warned(controllertest.ServiceNamed("quiet", fmt.Sprint(i)), "one"); taken != (i < ownNamespaceSeries) {
+			t.Errorf("event %d of a namespace that had none: taken %v", i, taken)
+		}
+	}
 }
 
 func TestEventThatCannotBeWritten(t *testing.T) {
