@@ -63,6 +63,11 @@ const (
 {"Action":"fail","Package":"a","Test":"TestSlow"}
 {"Action":"output","Package":"a","Output":"FAIL\n"}
 {"Action":"fail","Package":"a","Elapsed":3}`
+	lostInTable = `
+{"Action":"output","Package":"a","Test":"TestSlow","Output":"| a row | 2 connections failed: lost connections are never retried |\n"}
+{"Action":"fail","Package":"a","Test":"TestSlow"}
+{"Action":"output","Package":"a","Output":"FAIL\n"}
+{"Action":"fail","Package":"a","Elapsed":3}`
 	notCompiled = `
 {"ImportPath":"a [a.test]","Action":"build-output","Output":"a.go:1: undefined: x\n"}
 {"Action":"fail","Package":"a","Elapsed":0}`
@@ -129,6 +134,16 @@ func TestAgain(t *testing.T) {
 			failed:  []outcome{{"TestSlow", "failed. It printed:", []string{"a_test.go:9: 2 connections failed: lost connections are never retried"}}},
 			printed: "2 connections failed",
 		},
+		"a lost connection in a line that is shown at once": {
+			runs:    []string{lostInTable},
+			failed:  []outcome{{"TestSlow", "failed. It printed:", nil}},
+			printed: "| a row | 2 connections failed",
+		},
+		"a data race in such a line": {
+			runs:    []string{strings.ReplaceAll(lostInTable, "lost connections are never retried", "WARNING: DATA RACE")},
+			failed:  []outcome{{"TestSlow", "failed. It printed:", nil}},
+			printed: "DATA RACE",
+		},
 		"does not compile": {
 			runs:    []string{notCompiled},
 			failed:  []outcome{{"", "not all of its tests ran. It printed:", []string{"a.go:1: undefined: x"}}},
@@ -137,7 +152,7 @@ func TestAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			s := session{out: &out, again: true, budget: maxRetried, goTest: prints(c.runs...)}
+			s := session{out: &out, show: "|", again: true, budget: maxRetried, goTest: prints(c.runs...)}
 			passed, err := s.run(t.Context(), []string{"-p", "1"}, []string{"a"})
 			if err != nil || passed != c.passed {
 				t.Errorf("passed %t, %v; want %t", passed, err, c.passed)

@@ -104,11 +104,13 @@ func (r *report) add(e event) {
 	}
 	p := r.of(e.Package)
 	switch {
-	case e.Action == "output" && r.show != "" && strings.HasPrefix(e.Output, r.show):
-		fmt.Fprint(r.out, e.Output)
 	case e.Action == "output":
-		p.final = p.final || strings.HasPrefix(e.Output, "WARNING: DATA RACE") || strings.Contains(e.Output, noSecondChance)
-		p.output[e.Test] = append(p.output[e.Test], e.Output)
+		p.final = p.final || strings.Contains(e.Output, "WARNING: DATA RACE") || strings.Contains(e.Output, noSecondChance)
+		if r.show != "" && strings.HasPrefix(e.Output, r.show) {
+			fmt.Fprint(r.out, e.Output)
+		} else {
+			p.output[e.Test] = append(p.output[e.Test], e.Output)
+		}
 	case e.Test == "":
 		r.endPackage(e, p)
 	default:
