@@ -58,7 +58,7 @@ mkdir "$temp/tree"
 git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xf - -C "$temp/tree" || exit 1
 cd "$temp/tree" || exit 1
 cp hack/testdata/planted_test.go test/speed/
-for package in test/scenarios agent/health; do
+for package in test/parity test/scenarios agent/health; do
 	sed "s/^package speed/package $(basename $package)/" hack/testdata/planted_test.go >$package/planted_test.go
 done
 
@@ -71,16 +71,17 @@ fresh() {
 }
 
 forgiven=
-if ! env "$tests" "$(fresh)" PLANT_FLAKES=2 hack/test.sh speed >"$temp/log" 2>&1; then
+if ! env "$tests" "$(fresh)" PLANT_FLAKES=2 hack/test.sh parity >"$temp/log" 2>&1; then
 	forgiven="failed the run, which two may not"
-elif [[ $(grep -c '^RETRIED test/speed TestPlantedFlakes/.: failed, then passed. The first' "$temp/log") != 2 ]]; then
+elif [[ $(grep -c '^RETRIED test/parity TestPlantedFlakes/.: failed, then passed. The first' "$temp/log") != 2 ]]; then
 	forgiven="is not listed at the end"
 fi
 conclude "two flaky tests, which may be repeated" "$forgiven"
-planted "three flaky tests" 'not repeated, because more than 2 tests failed' '^AGAIN ' speed "$tests" "$(fresh)" PLANT_FLAKES=3
+planted "three flaky tests" 'not repeated, because more than 2 tests failed' '^AGAIN ' parity "$tests" "$(fresh)" PLANT_FLAKES=3
+planted "a time beyond its bound" 'FAIL .*test/speed TestPlantedFlakes/0: failed\. It printed' '^AGAIN ' speed "$tests" "$(fresh)" PLANT_FLAKES=1
 planted "a flaky unit" 'FAIL .*TestPlantedFlakes/0: failed\. It printed' '^AGAIN ' unit "$tests" "$(fresh)" PLANT_FLAKES=1
 planted "a flaky test under the race detector" 'FAIL .*agent/health TestPlantedFlakes/0: failed\. It printed' '^AGAIN ' race "$tests" "$(fresh)" PLANT_FLAKES=1
-planted "a test that is gone when it is repeated" 'did not run when it was repeated' '^RETRIED ' speed "$tests" "$(fresh)" PLANT_VANISHES=1
+planted "a test that is gone when it is repeated" 'did not run when it was repeated' '^RETRIED ' parity "$tests" "$(fresh)" PLANT_VANISHES=1
 planted "a skipped test" 'may not be skipped: test/speed TestPlantedSkip: ' '^AGAIN ' speed "$tests" PLANT_SKIP=1
 
 sed -i 's/^	leastWriting = .*/	leastWriting = kills + 1/' test/faults/agents_test.go

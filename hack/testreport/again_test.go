@@ -152,7 +152,7 @@ func TestAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			s := session{out: &out, show: "|", again: true, budget: maxRetried, goTest: prints(c.runs...)}
+			s := session{out: &out, show: "|", again: "a", budget: maxRetried, goTest: prints(c.runs...)}
 			passed, err := s.run(t.Context(), []string{"-p", "1"}, []string{"a"})
 			if err != nil || passed != c.passed {
 				t.Errorf("passed %t, %v; want %t", passed, err, c.passed)
@@ -186,7 +186,8 @@ func TestLostConnectionsAreFinal(t *testing.T) {
 func TestWithoutAgainNothingIsRepeated(t *testing.T) {
 	for name, s := range map[string]*session{
 		"without -again":      {budget: maxRetried},
-		"the budget is spent": {again: true, budget: 0},
+		"of other packages":   {again: "test/", budget: maxRetried},
+		"the budget is spent": {again: "a", budget: 0},
 	} {
 		s.out, s.goTest = io.Discard, prints(failedOnce)
 		passed, err := s.run(t.Context(), nil, nil)
@@ -250,7 +251,7 @@ func TestFlaky(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	command := &goTestCommand{dir: directory, self: self, file: filepath.Join(directory, "cpu")}
-	s := session{out: io.Discard, again: true, subtests: true, budget: maxRetried, goTest: command.run}
+	s := session{out: io.Discard, again: "example.org/", subtests: true, budget: maxRetried, goTest: command.run}
 	passed, err := s.run(t.Context(), []string{"-count", "1"}, []string{"example.org/flaky"})
 	if err != nil || !passed {
 		t.Fatalf("passed %t, %v: %+v", passed, err, s.records)
@@ -274,7 +275,7 @@ func TestFlaky(t *testing.T) {
 
 func TestGoThatCannotBeStarted(t *testing.T) {
 	t.Setenv("PATH", "")
-	s := session{out: io.Discard, again: true, goTest: (&goTestCommand{}).run}
+	s := session{out: io.Discard, again: "a", goTest: (&goTestCommand{}).run}
 	if passed, err := s.run(t.Context(), nil, nil); err == nil || passed {
 		t.Errorf("passed %t, %v", passed, err)
 	}

@@ -45,7 +45,7 @@ func runTests(ctx context.Context, flags *flag.FlagSet, args []string) (passed b
 	file := flags.String("records", "", "`file` to which a record of each package is appended")
 	dir := flags.String("C", "", "run go test in this `directory`")
 	flags.StringVar(&s.show, "show", "", "print lines of output that begin with this `text` at once; empty: none")
-	flags.BoolVar(&s.again, "again", false, "run failed tests once more, alone; those that pass then count as passed")
+	flags.StringVar(&s.again, "again", "", "run failed tests of packages whose path begins with this `text` once more, alone; those that pass then count as passed; empty: none")
 	flags.BoolVar(&s.subtests, "subtests", false, "with -again: if only subtests of a test failed, repeat only those")
 	if err := flags.Parse(args); err != nil {
 		return false, err
