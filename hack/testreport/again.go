@@ -40,7 +40,7 @@ func (s *session) run(ctx context.Context, flags, packages []string) (passed boo
 		})
 		return false, nil
 	}
-	failed := 0
+	failed := first.records.retried() // parts, by the tests themselves
 	for _, f := range first.failures {
 		failed += len(f.names())
 	}
@@ -94,6 +94,7 @@ func (s *session) repeat(ctx context.Context, flags []string, f failure, r *reco
 	}
 	for _, again := range second.records {
 		r.Wall += again.Wall
+		r.Retried = append(r.Retried, again.Retried...)
 	}
 	switch {
 	case second.failed:

@@ -68,6 +68,10 @@ const (
 {"Action":"fail","Package":"a","Test":"TestSlow"}
 {"Action":"output","Package":"a","Output":"FAIL\n"}
 {"Action":"fail","Package":"a","Elapsed":3}`
+	repeatedPart = `
+{"Action":"output","Package":"a","Test":"TestTable","Output":"    a_test.go:5: failed, and is repeated: row 7: took 3 s, want 2 s\n"}
+{"Action":"pass","Package":"a","Test":"TestTable"}
+{"Action":"pass","Package":"a","Elapsed":3}`
 	notCompiled = `
 {"ImportPath":"a [a.test]","Action":"build-output","Output":"a.go:1: undefined: x\n"}
 {"Action":"fail","Package":"a","Elapsed":0}`
@@ -176,8 +180,33 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// test/load prints that a connection was lost; only the same words keep it from being repeated.
-func TestLostConnectionsAreFinal(t *testing.T) {
+// A test that repeats a part of itself uses the budget of the whole run.
+func TestPartsThatAreRepeated(t *testing.T) {
+	var out strings.Builder
+	s := session{out: &out, again: "a", budget: maxRetried, goTest: prints(repeatedPart)}
+	passed, err := s.run(t.Context(), nil, []string{"a"})
+	want := []outcome{{"TestTable", "a part failed, and was repeated. It first printed:", []string{"row 7: took 3 s, want 2 s"}}}
+	if err != nil || !passed || !reflect.DeepEqual(s.records[0].Retried, want) || !strings.Contains(out.String(), "RETRIED a part of a TestTable: row 7") {
+		t.Errorf("passed %t, %v, %+v\n%s", passed, err, s.records, out.String())
+	}
+	// Beside two such parts, a failed test must not be repeated.
+	line := strings.SplitAfter(repeatedPart, "\n")[1]
+	s = session{out: io.Discard, again: "a", budget: maxRetried, goTest: prints("\n" + line + line + failedOnce[1:])}
+	if passed, err := s.run(t.Context(), nil, []string{"a"}); err != nil || passed || s.records.retried() != 2 || len(s.records[0].Failed) != 1 {
+		t.Errorf("beside a failed test: passed %t, %v, %+v", passed, err, s.records)
+	}
+	// One that is logged in the second attempt counts too.
+	s = session{out: io.Discard, again: "a", budget: maxRetried, goTest: prints(failedOnce, "\n"+line+passedThen[1:])}
+	if passed, err := s.run(t.Context(), nil, []string{"a"}); err != nil || !passed || s.records.retried() != 2 {
+		t.Errorf("in the second attempt: passed %t, %v, %+v", passed, err, s.records)
+	}
+}
+
+// test/load has the words that this program looks for.
+func TestWordsOfTests(t *testing.T) {
+	if load.PartRepeated != partRepeated {
+		t.Errorf("tests print %q; this program looks for %q", load.PartRepeated, partRepeated)
+	}
 	if load.NeverRetried != noSecondChance {
 		t.Errorf("test/load prints %q; this program looks for %q", load.NeverRetried, noSecondChance)
 	}

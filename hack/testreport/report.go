@@ -42,6 +42,10 @@ type report struct {
 // test/load prints it.
 const noSecondChance = "lost connections are never retried"
 
+// partRepeated begins what a test logs when it repeats a part of itself that has failed:
+// test/load has it. This counts as a retried test.
+const partRepeated = "failed, and is repeated: "
+
 // failure is a package that failed.
 type failure struct {
 	pkg   string
@@ -69,6 +73,7 @@ type progress struct {
 	output  map[string][]string // by test that has no result yet; "" is the package's own
 	tests   int                 // that ran
 	skipped []outcome
+	retried []outcome
 	failed  []failedTest // with subtests, each by itself
 	final   bool
 	// others is the output of passed tests. It is shown only if a test failed without output,
@@ -106,6 +111,11 @@ func (r *report) add(e event) {
 	switch {
 	case e.Action == "output":
 		p.final = p.final || strings.Contains(e.Output, "WARNING: DATA RACE") || strings.Contains(e.Output, noSecondChance)
+		if _, text, found := strings.Cut(e.Output, partRepeated); found {
+			text = strings.TrimSpace(text)
+			fmt.Fprintf(r.out, "RETRIED a part of %s %s: %s\n", short(e.Package), e.Test, text)
+			p.retried = append(p.retried, outcome{Test: e.Test, Verdict: "a part failed, and was repeated. It first printed:", Printed: []string{text}})
+		}
 		if r.show != "" && strings.HasPrefix(e.Output, r.show) {
 			fmt.Fprint(r.out, e.Output)
 		} else {
@@ -179,6 +189,7 @@ func (r *report) endPackage(e event, p *progress) {
 		Wall:    time.Duration(e.Elapsed * float64(time.Second)),
 		Tests:   p.tests,
 		Skipped: p.skipped,
+		Retried: p.retried,
 		passed:  e.Action == "pass",
 	})
 	p.output, p.others = map[string][]string{}, nil
