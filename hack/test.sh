@@ -202,12 +202,7 @@ run_kernel() { run "on the real kernel" "$kernel" "${retry[@]}" -- -p 2 -timeout
 run_parity() { run "side by side with kube-proxy" "$parity" "${retry[@]}" -- -timeout 60m; }
 
 # Each package has its own kernel, with one processor and up to 4 GiB of memory.
-run_ipvs() {
-	if command -v linux.uml >/dev/null && ! linux.uml --showconfig | grep -x CONFIG_NF_TABLES_IPV4=y >/dev/null; then
-		echo "NOT RUN: test/ipvs/modes to and from mode NFTables: linux.uml lacks NF_TABLES_IPV4, NF_TABLES_IPV6, NFT_NAT, NFT_FIB_IPV4 and NFT_FIB_IPV6; build one that has them and put it first in PATH"
-	fi
-	run "mode IPVS" "$ipvs" "${retry[@]}" -- -p "${1:-2}" -timeout 30m
-}
+run_ipvs() { run "mode IPVS" "$ipvs" "${retry[@]}" -- -p "${1:-2}" -timeout 30m; }
 
 # slow_user_mode_linux reports whether mode IPVS would be tested in User-mode Linux on a
 # processor that isolates page tables without PCID. There each system call in that kernel
