@@ -369,6 +369,9 @@ esac
 
 echo
 skips=(-skips hack/testreport/skips)
+if [[ $what == all && -z ${TESTFLAGS:-} ]]; then
+	skips+=(-complete)
+fi
 if [[ $(id -u) -ne 0 ]]; then
 	skips=()
 fi

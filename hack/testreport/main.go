@@ -82,6 +82,7 @@ func closeRun(flags *flag.FlagSet, args []string) (passed bool, err error) {
 	c := closing{out: os.Stdout}
 	file := flags.String("records", "", "`file` with the records of the run")
 	list := flags.String("skips", "", "`file` with the tests that may be skipped; empty: all may be")
+	flags.BoolVar(&c.complete, "complete", false, "fail if a test of -skips is not in a package that was tested, or the package is not there")
 	flags.DurationVar(&c.wall, "wall", 0, "how long the whole run took")
 	flags.DurationVar(&c.user, "user", 0, "the CPU time of the whole run in user mode, compiling included")
 	flags.DurationVar(&c.system, "system", 0, "the CPU time of the whole run in the kernel")

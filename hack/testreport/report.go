@@ -72,6 +72,7 @@ type progress struct {
 	build   []string            // of the compiler
 	output  map[string][]string // by test that has no result yet; "" is the package's own
 	tests   int                 // that ran
+	passed  []string
 	skipped []outcome
 	retried []outcome
 	failed  []failedTest // with subtests, each by itself
@@ -144,6 +145,7 @@ func (r *report) endTest(e event, p *progress) {
 	switch e.Action {
 	case "pass":
 		p.tests++
+		p.passed = append(p.passed, e.Test)
 		r.passed[e.Test] = true
 		p.others = append(p.others, output...)
 		if m := ginkgoSummary.FindStringSubmatch(strings.Join(output, "")); m != nil {
@@ -188,6 +190,7 @@ func (r *report) endPackage(e event, p *progress) {
 		Package: short(e.Package),
 		Wall:    time.Duration(e.Elapsed * float64(time.Second)),
 		Tests:   p.tests,
+		Passed:  p.passed,
 		Skipped: p.skipped,
 		Retried: p.retried,
 		passed:  e.Action == "pass",
