@@ -252,10 +252,15 @@ run_tenants() { run "tenants" "$tenants" -- -timeout 60m; }
 
 # run_fuzz looks for input that breaks a parser, beyond the seeds that go test always runs.
 run_fuzz() {
-	local package targets target
+	local packages package targets target
 	echo
 	echo "== fuzzing"
-	for package in $(packages_with '^func Fuzz'); do
+	packages=$(packages_with '^func Fuzz')
+	if [[ -z $packages ]]; then
+		echo "FAIL  no package has a fuzz target"
+		status=1
+	fi
+	for package in $packages; do
 		# Among the words of a loop the exit status would be lost.
 		if ! targets=$(go test -list '^Fuzz' "$package" | grep '^Fuzz'); then
 			echo "FAIL  $package: its fuzz targets cannot be listed"
