@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Unpacks the versions of nft that hack/nft.lock pins into the user's cache directory, once. Tests list
-# our table with each of them. Nothing is installed. It prints NOT RUN for a version that it cannot
-# get. DEBIAN_ARCHIVE is the archive's URL (default: the one that apt uses).
+# our table with each of them, and fail on amd64 if one is missing. Nothing is installed. DEBIAN_ARCHIVE is
+# the archive's URL (default: the one that apt uses).
 set -euo pipefail
 cd "$(dirname "$0")"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/nodeproxy/nft
@@ -39,7 +39,7 @@ for version in $(awk '!/^#/ { print $1 }' nft.lock | sort --unique --version-sor
 	if [[ $(uname -m) == x86_64 && -x $helper ]] && unpack "$version" "$temp" >"$temp/log" 2>&1; then
 		mv -T "$temp" "$cache/$version" 2>/dev/null || [[ -d $cache/$version ]] # another process was faster
 	else
-		echo "NOT RUN: agent/dataplane/nftables with nft $version: $(grep -m 1 '^E: ' "$temp/log" || true). hack/nft.sh needs apt on amd64 and a Debian archive (DEBIAN_ARCHIVE) that has the files in hack/nft.lock."
+		echo "hack/nft.sh: no nft $version for agent/dataplane/nftables: $(grep -m 1 '^E: ' "$temp/log" || true). It needs apt on amd64 and a Debian archive (DEBIAN_ARCHIVE) that has the files in hack/nft.lock."
 	fi
 	rm -rf "$temp"
 done

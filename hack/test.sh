@@ -30,10 +30,11 @@
 # for root or import test/cluster (kernel).
 # TESTFLAGS is passed to go test, as in TESTFLAGS='-run TestPlan'.
 #
-# Tests that wait for other processes can time out on a busy machine. A failed test is repeated
-# once, alone, and reported as RETRIED if it then passes; RETRY=0 disables this. Never repeated:
-# units, quick, api, tests with the race detector, panics, data races, and lost connections. More
-# than two retried tests fail the run. As root, so does a skipped test that is not in
+# Tests that wait for other processes can time out on a busy machine. A failed test of kernel,
+# parity, ipvs, faults or e2e below test/ is repeated once, alone, and reported as RETRIED if it then
+# passes; tenants repeats single attacks itself. RETRY=0 disables this. Never repeated: quick, tests
+# with the race detector, panics, data races, and lost connections. More than two retried tests fail
+# the run. As root, so does a skipped test that is not in
 # hack/testreport/skips.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -102,8 +103,8 @@ go build -o "$temp/testreport" ./hack/testreport
 status=0
 not_run=
 retry=()
-if [[ ${RETRY:-1} != 0 && $what != api ]]; then # Ginkgo would run its specs in another order
-	retry=(-again)
+if [[ ${RETRY:-1} != 0 ]]; then
+	retry=(-again test/)
 fi
 # A repeated test gets the same random numbers.
 export FAULTS_SEED=${FAULTS_SEED:-$((RANDOM + 1))} SIMULATED_SEED=${SIMULATED_SEED:-$((RANDOM + 1))}
@@ -185,7 +186,7 @@ need_api() {
 
 run_api() {
 	need_api
-	run "against a real API server" "$api" "${retry[@]}" -- -p 3 -timeout 30m
+	run "against a real API server" "$api" -- -p 3 -timeout 30m
 }
 
 run_race() {
@@ -201,12 +202,7 @@ run_kernel() { run "on the real kernel" "$kernel" "${retry[@]}" -- -p 2 -timeout
 run_parity() { run "side by side with kube-proxy" "$parity" "${retry[@]}" -- -timeout 60m; }
 
 # Each package has its own kernel, with one processor and up to 4 GiB of memory.
-run_ipvs() {
-	if command -v linux.uml >/dev/null && ! linux.uml --showconfig | grep -x CONFIG_NF_TABLES_IPV4=y >/dev/null; then
-		echo "NOT RUN: test/ipvs/modes to and from mode NFTables: linux.uml lacks NF_TABLES_IPV4, NF_TABLES_IPV6, NFT_NAT, NFT_FIB_IPV4 and NFT_FIB_IPV6; build one that has them and put it first in PATH"
-	fi
-	run "mode IPVS" "$ipvs" "${retry[@]}" -- -p "${1:-2}" -timeout 30m
-}
+run_ipvs() { run "mode IPVS" "$ipvs" "${retry[@]}" -- -p "${1:-2}" -timeout 30m; }
 
 # slow_user_mode_linux reports whether mode IPVS would be tested in User-mode Linux on a
 # processor that isolates page tables without PCID. There each system call in that kernel
@@ -248,18 +244,23 @@ run_demo_nftables() {
 	fi
 }
 
-# Runs alone.
-run_speed() { run "speed" "$speed" "${retry[@]}" -- ; }
+# Runs alone. A time beyond its bound is not measured again.
+run_speed() { run "speed" "$speed" -- ; }
 
 # Runs alone, because it compares times.
-run_tenants() { run "tenants" "$tenants" "${retry[@]}" -- -timeout 60m ${tenants_flags-}; }
+run_tenants() { run "tenants" "$tenants" -- -timeout 60m; }
 
 # run_fuzz looks for input that breaks a parser, beyond the seeds that go test always runs.
 run_fuzz() {
-	local package targets target
+	local packages package targets target
 	echo
 	echo "== fuzzing"
-	for package in $(packages_with '^func Fuzz'); do
+	packages=$(packages_with '^func Fuzz')
+	if [[ -z $packages ]]; then
+		echo "FAIL  no package has a fuzz target"
+		status=1
+	fi
+	for package in $packages; do
 		# Among the words of a loop the exit status would be lost.
 		if ! targets=$(go test -list '^Fuzz' "$package" | grep '^Fuzz'); then
 			echo "FAIL  $package: its fuzz targets cannot be listed"
@@ -280,7 +281,7 @@ run_soak() { run "soak" "$soak" -- -timeout 24h; }
 run_oldest() {
 	local -x NODEPROXY_KUBERNETES=oldest KUBEBUILDER_ASSETS=
 	need_api
-	run "on the oldest supported Kubernetes" "$(go list ./test/api ./test/manifests)" "${retry[@]}" -- -p 2
+	run "on the oldest supported Kubernetes" "$(go list ./test/api ./test/manifests)" -- -p 2
 	run_demo
 }
 
@@ -313,7 +314,7 @@ run_all() {
 
 run_quick() {
 	need_api
-	retry=() # most of these are units
+	retry=() # who runs it should see what failed, not wait for more
 	kernel=$(not_matching 'test/nodes|test/cluster' <<<"$kernel")
 	run_unit
 	run_api
@@ -321,13 +322,13 @@ run_quick() {
 	run_demo
 }
 
-# run_long runs what test-all leaves out. Benchmarks need an otherwise idle machine.
+# run_long runs what test-all leaves out. Benchmarks need an otherwise idle machine; their rows
+# depend on their arguments, which test/bench reads from here.
 run_long() {
 	need_api
-	local ratios=AGAINST=test/bench/ratios.json
-	run_program "make bench" make --no-print-directory bench "$ratios"
-	run_program "make bench MODE=nftables" make --no-print-directory bench MODE=nftables SIZES=5000x10 CHURN=40s "$ratios"
-	run_program "make bench MODE=ipvs" make --no-print-directory bench MODE=ipvs SIZES=1000 "$ratios"
+	run_program "make bench" make --no-print-directory bench AGAINST=test/bench/ratios.json
+	run_program "make bench MODE=nftables" make --no-print-directory bench MODE=nftables SIZES=5000x10 AGAINST=test/bench/ratios.json
+	run_program "make bench MODE=ipvs" make --no-print-directory bench MODE=ipvs SIZES=1000 AGAINST=test/bench/ratios.json
 	run_fuzz
 	export PARITY_FULL=1
 	run_parity
@@ -335,7 +336,7 @@ run_long() {
 	run "models beside the kernel" "$(grep 'model$' <<<"$kernel")" --
 	run_oldest
 	run_soak
-	TENANTS_LOOP=1m tenants_flags='' run_tenants # each attack for a minute
+	TENANTS_LOOP=1m run_tenants # each attack for a minute
 	run_raced_faults
 	run_program "planted losses" hack/plant.sh
 }
@@ -373,6 +374,9 @@ esac
 
 echo
 skips=(-skips hack/testreport/skips)
+if [[ $what == all && -z ${TESTFLAGS:-} ]]; then
+	skips+=(-complete)
+fi
 if [[ $(id -u) -ne 0 ]]; then
 	skips=()
 fi

@@ -15,7 +15,7 @@ type session struct {
 	out      io.Writer
 	goTest   func(ctx context.Context, args []string, read func(io.Reader) error) error
 	show     string
-	again    bool
+	again    string // the packages whose failed tests are repeated, by the beginning of their path; empty: none
 	subtests bool
 	budget   int // how many tests may be repeated
 
@@ -40,14 +40,14 @@ func (s *session) run(ctx context.Context, flags, packages []string) (passed boo
 		})
 		return false, nil
 	}
-	failed := 0
+	failed := first.records.retried() // parts, by the tests themselves
 	for _, f := range first.failures {
 		failed += len(f.names())
 	}
 	for _, f := range first.failures {
 		r := s.recordOf(f.pkg)
 		switch {
-		case !s.again || f.final:
+		case s.again == "" || !strings.HasPrefix(short(f.pkg), s.again) || f.final:
 			r.fail(f, "failed. It printed:")
 		case f.broken:
 			r.fail(f, "")
@@ -94,6 +94,7 @@ func (s *session) repeat(ctx context.Context, flags []string, f failure, r *reco
 	}
 	for _, again := range second.records {
 		r.Wall += again.Wall
+		r.Retried = append(r.Retried, again.Retried...)
 	}
 	switch {
 	case second.failed:

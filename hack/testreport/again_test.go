@@ -63,6 +63,15 @@ const (
 {"Action":"fail","Package":"a","Test":"TestSlow"}
 {"Action":"output","Package":"a","Output":"FAIL\n"}
 {"Action":"fail","Package":"a","Elapsed":3}`
+	lostInTable = `
+{"Action":"output","Package":"a","Test":"TestSlow","Output":"| a row | 2 connections failed: lost connections are never retried |\n"}
+{"Action":"fail","Package":"a","Test":"TestSlow"}
+{"Action":"output","Package":"a","Output":"FAIL\n"}
+{"Action":"fail","Package":"a","Elapsed":3}`
+	repeatedPart = `
+{"Action":"output","Package":"a","Test":"TestTable","Output":"    a_test.go:5: failed, and is repeated: row 7: took 3 s, want 2 s\n"}
+{"Action":"pass","Package":"a","Test":"TestTable"}
+{"Action":"pass","Package":"a","Elapsed":3}`
 	notCompiled = `
 {"ImportPath":"a [a.test]","Action":"build-output","Output":"a.go:1: undefined: x\n"}
 {"Action":"fail","Package":"a","Elapsed":0}`
@@ -129,6 +138,16 @@ func TestAgain(t *testing.T) {
 			failed:  []outcome{{"TestSlow", "failed. It printed:", []string{"a_test.go:9: 2 connections failed: lost connections are never retried"}}},
 			printed: "2 connections failed",
 		},
+		"a lost connection in a line that is shown at once": {
+			runs:    []string{lostInTable},
+			failed:  []outcome{{"TestSlow", "failed. It printed:", nil}},
+			printed: "| a row | 2 connections failed",
+		},
+		"a data race in such a line": {
+			runs:    []string{strings.ReplaceAll(lostInTable, "lost connections are never retried", "WARNING: DATA RACE")},
+			failed:  []outcome{{"TestSlow", "failed. It printed:", nil}},
+			printed: "DATA RACE",
+		},
 		"does not compile": {
 			runs:    []string{notCompiled},
 			failed:  []outcome{{"", "not all of its tests ran. It printed:", []string{"a.go:1: undefined: x"}}},
@@ -137,7 +156,7 @@ func TestAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			s := session{out: &out, again: true, budget: maxRetried, goTest: prints(c.runs...)}
+			s := session{out: &out, show: "|", again: "a", budget: maxRetried, goTest: prints(c.runs...)}
 			passed, err := s.run(t.Context(), []string{"-p", "1"}, []string{"a"})
 			if err != nil || passed != c.passed {
 				t.Errorf("passed %t, %v; want %t", passed, err, c.passed)
@@ -161,8 +180,33 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// test/load prints that a connection was lost; only the same words keep it from being repeated.
-func TestLostConnectionsAreFinal(t *testing.T) {
+// A test that repeats a part of itself uses the budget of the whole run.
+func TestPartsThatAreRepeated(t *testing.T) {
+	var out strings.Builder
+	s := session{out: &out, again: "a", budget: maxRetried, goTest: prints(repeatedPart)}
+	passed, err := s.run(t.Context(), nil, []string{"a"})
+	want := []outcome{{"TestTable", "a part failed, and was repeated. It first printed:", []string{"row 7: took 3 s, want 2 s"}}}
+	if err != nil || !passed || !reflect.DeepEqual(s.records[0].Retried, want) || !strings.Contains(out.String(), "RETRIED a part of a TestTable: row 7") {
+		t.Errorf("passed %t, %v, %+v\n%s", passed, err, s.records, out.String())
+	}
+	// Beside two such parts, a failed test must not be repeated.
+	line := strings.SplitAfter(repeatedPart, "\n")[1]
+	s = session{out: io.Discard, again: "a", budget: maxRetried, goTest: prints("\n" + line + line + failedOnce[1:])}
+	if passed, err := s.run(t.Context(), nil, []string{"a"}); err != nil || passed || s.records.retried() != 2 || len(s.records[0].Failed) != 1 {
+		t.Errorf("beside a failed test: passed %t, %v, %+v", passed, err, s.records)
+	}
+	// One that is logged in the second attempt counts too.
+	s = session{out: io.Discard, again: "a", budget: maxRetried, goTest: prints(failedOnce, "\n"+line+passedThen[1:])}
+	if passed, err := s.run(t.Context(), nil, []string{"a"}); err != nil || !passed || s.records.retried() != 2 {
+		t.Errorf("in the second attempt: passed %t, %v, %+v", passed, err, s.records)
+	}
+}
+
+// test/load has the words that this program looks for.
+func TestWordsOfTests(t *testing.T) {
+	if load.PartRepeated != partRepeated {
+		t.Errorf("tests print %q; this program looks for %q", load.PartRepeated, partRepeated)
+	}
 	if load.NeverRetried != noSecondChance {
 		t.Errorf("test/load prints %q; this program looks for %q", load.NeverRetried, noSecondChance)
 	}
@@ -171,7 +215,8 @@ func TestLostConnectionsAreFinal(t *testing.T) {
 func TestWithoutAgainNothingIsRepeated(t *testing.T) {
 	for name, s := range map[string]*session{
 		"without -again":      {budget: maxRetried},
-		"the budget is spent": {again: true, budget: 0},
+		"of other packages":   {again: "test/", budget: maxRetried},
+		"the budget is spent": {again: "a", budget: 0},
 	} {
 		s.out, s.goTest = io.Discard, prints(failedOnce)
 		passed, err := s.run(t.Context(), nil, nil)
@@ -235,7 +280,7 @@ func TestFlaky(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	command := &goTestCommand{dir: directory, self: self, file: filepath.Join(directory, "cpu")}
-	s := session{out: io.Discard, again: true, subtests: true, budget: maxRetried, goTest: command.run}
+	s := session{out: io.Discard, again: "example.org/", subtests: true, budget: maxRetried, goTest: command.run}
 	passed, err := s.run(t.Context(), []string{"-count", "1"}, []string{"example.org/flaky"})
 	if err != nil || !passed {
 		t.Fatalf("passed %t, %v: %+v", passed, err, s.records)
@@ -259,7 +304,7 @@ func TestFlaky(t *testing.T) {
 
 func TestGoThatCannotBeStarted(t *testing.T) {
 	t.Setenv("PATH", "")
-	s := session{out: io.Discard, again: true, goTest: (&goTestCommand{}).run}
+	s := session{out: io.Discard, again: "a", goTest: (&goTestCommand{}).run}
 	if passed, err := s.run(t.Context(), nil, nil); err == nil || passed {
 		t.Errorf("passed %t, %v", passed, err)
 	}

@@ -17,7 +17,9 @@ type closing struct {
 	out     io.Writer
 	records records
 	skips   skips // nil: any test may be skipped
-	wall    time.Duration
+	// complete means that all tests of the packages in records were to run.
+	complete bool
+	wall     time.Duration
 	// The CPU time of the whole run.
 	user, system time.Duration
 }
@@ -63,6 +65,12 @@ func (c *closing) print() bool {
 			fmt.Fprintf(c.out, "%s %s: %s\n", verdict, test, o.Verdict)
 		}
 	}
+	if c.complete {
+		for _, test := range c.stale() {
+			fmt.Fprintf(c.out, "FAIL    is in the list of skips, but not there: %s\n", test)
+			passed = false
+		}
+	}
 	for _, r := range c.records {
 		c.outcomes("RETRIED", r, r.Retried)
 	}
@@ -79,6 +87,31 @@ func (c *closing) print() bool {
 		passed = false
 	}
 	return passed
+}
+
+// stale returns the listed tests that are not there: those of packages that ran without them, or that
+// do not exist. Whether a listed test is skipped depends on the machine, and so does whether a
+// package runs.
+func (c *closing) stale() []string {
+	ran, tests := map[string]bool{}, map[string]bool{}
+	for _, r := range c.records {
+		ran[r.Package] = true
+		for _, test := range r.Passed {
+			tests[r.Package+" "+test] = true
+		}
+		for _, o := range slices.Concat(r.Skipped, r.Retried, r.Failed) {
+			tests[r.Package+" "+o.Test] = true
+		}
+	}
+	var stale []string
+	for test := range c.skips {
+		name, _, _ := strings.Cut(test, " ")
+		if _, err := os.Stat(name); err != nil || ran[name] && !tests[test] {
+			stale = append(stale, test)
+		}
+	}
+	slices.Sort(stale)
+	return stale
 }
 
 func (c *closing) table() {

@@ -12,11 +12,18 @@ import (
 func TestClose(t *testing.T) {
 	retried := []outcome{{"TestSlow", "failed, then passed. The first time it printed:", []string{"took 3 s, want 2 s"}}}
 	skipped := []outcome{{Test: "TestRoot", Verdict: "no such module"}}
+	t.Chdir(t.TempDir())
+	for _, name := range []string{"test/a", "test/b"} {
+		if err := os.MkdirAll(name, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, c := range map[string]struct {
-		records records
-		skips   skips
-		passed  bool
-		lines   []string
+		records  records
+		skips    skips
+		complete bool
+		passed   bool
+		lines    []string
 	}{
 		"all passed": {
 			records: records{{Package: "agent", Wall: 1500 * time.Millisecond, CPU: 2 * time.Second, Tests: 7}}, passed: true,
@@ -43,6 +50,30 @@ func TestClose(t *testing.T) {
 			records: records{{Package: "agent", Skipped: skipped}}, skips: skips{"agent TestOther": "not everywhere"},
 			lines: []string{"FAIL may not be skipped: agent TestRoot: no such module"},
 		},
+		"listed, and passed or not run": {
+			records: records{{Package: "test/a", Passed: []string{"TestA"}}}, complete: true, passed: true,
+			skips: skips{"test/a TestA": "not everywhere", "test/b TestB": "not everywhere"},
+		},
+		"listed, and skipped or failed": {
+			records:  records{{Package: "test/a", Skipped: skipped, Failed: []outcome{{Test: "TestBad"}}}},
+			complete: true,
+			skips:    skips{"test/a TestRoot": "not everywhere", "test/a TestBad": "not everywhere"},
+			lines:    []string{"FAIL test/a TestBad:"},
+		},
+		"listed, and not there": {
+			records: records{{Package: "test/a", Passed: []string{"TestA"}}}, complete: true,
+			skips: skips{"test/a TestGone": "not everywhere"},
+			lines: []string{"FAIL is in the list of skips, but not there: test/a TestGone"},
+		},
+		"listed, and its package is not there": {
+			records: records{{Package: "test/a", Passed: []string{"TestA"}}}, complete: true,
+			skips: skips{"test/gone TestA": "not everywhere"},
+			lines: []string{"FAIL is in the list of skips, but not there: test/gone TestA"},
+		},
+		"listed, in a part of a run": {
+			records: records{{Package: "test/a", Passed: []string{"TestA"}}}, passed: true,
+			skips: skips{"test/a TestGone": "not everywhere"},
+		},
 		"any may be skipped": {
 			records: records{{Package: "agent", Skipped: skipped}}, passed: true,
 			lines: []string{"SKIPPED agent TestRoot: no such module"},
@@ -50,7 +81,7 @@ func TestClose(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			end := closing{out: &out, records: c.records, skips: c.skips, wall: 10 * time.Second}
+			end := closing{out: &out, records: c.records, skips: c.skips, complete: c.complete, wall: 10 * time.Second}
 			if passed := end.print(); passed != c.passed {
 				t.Errorf("passed %t, want %t", passed, c.passed)
 			}

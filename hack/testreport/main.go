@@ -45,7 +45,7 @@ func runTests(ctx context.Context, flags *flag.FlagSet, args []string) (passed b
 	file := flags.String("records", "", "`file` to which a record of each package is appended")
 	dir := flags.String("C", "", "run go test in this `directory`")
 	flags.StringVar(&s.show, "show", "", "print lines of output that begin with this `text` at once; empty: none")
-	flags.BoolVar(&s.again, "again", false, "run failed tests once more, alone; those that pass then count as passed")
+	flags.StringVar(&s.again, "again", "", "run failed tests of packages whose path begins with this `text` once more, alone; those that pass then count as passed; empty: none")
 	flags.BoolVar(&s.subtests, "subtests", false, "with -again: if only subtests of a test failed, repeat only those")
 	if err := flags.Parse(args); err != nil {
 		return false, err
@@ -82,6 +82,7 @@ func closeRun(flags *flag.FlagSet, args []string) (passed bool, err error) {
 	c := closing{out: os.Stdout}
 	file := flags.String("records", "", "`file` with the records of the run")
 	list := flags.String("skips", "", "`file` with the tests that may be skipped; empty: all may be")
+	flags.BoolVar(&c.complete, "complete", false, "fail if a test of -skips is not in a package that was tested, or the package is not there")
 	flags.DurationVar(&c.wall, "wall", 0, "how long the whole run took")
 	flags.DurationVar(&c.user, "user", 0, "the CPU time of the whole run in user mode, compiling included")
 	flags.DurationVar(&c.system, "system", 0, "the CPU time of the whole run in the kernel")

@@ -19,6 +19,7 @@ type record struct {
 	Wall    time.Duration
 	CPU     time.Duration
 	Tests   int // that ran, with subtests and Ginkgo's specs
+	Passed  []string
 	Skipped []outcome
 	Retried []outcome
 	Failed  []outcome

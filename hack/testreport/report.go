@@ -42,6 +42,10 @@ type report struct {
 // test/load prints it.
 const noSecondChance = "lost connections are never retried"
 
+// partRepeated begins what a test logs when it repeats a part of itself that has failed:
+// test/load has it. This counts as a retried test.
+const partRepeated = "failed, and is repeated: "
+
 // failure is a package that failed.
 type failure struct {
 	pkg   string
@@ -68,7 +72,9 @@ type progress struct {
 	build   []string            // of the compiler
 	output  map[string][]string // by test that has no result yet; "" is the package's own
 	tests   int                 // that ran
+	passed  []string
 	skipped []outcome
+	retried []outcome
 	failed  []failedTest // with subtests, each by itself
 	final   bool
 	// others is the output of passed tests. It is shown only if a test failed without output,
@@ -104,11 +110,18 @@ func (r *report) add(e event) {
 	}
 	p := r.of(e.Package)
 	switch {
-	case e.Action == "output" && r.show != "" && strings.HasPrefix(e.Output, r.show):
-		fmt.Fprint(r.out, e.Output)
 	case e.Action == "output":
-		p.final = p.final || strings.HasPrefix(e.Output, "WARNING: DATA RACE") || strings.Contains(e.Output, noSecondChance)
-		p.output[e.Test] = append(p.output[e.Test], e.Output)
+		p.final = p.final || strings.Contains(e.Output, "WARNING: DATA RACE") || strings.Contains(e.Output, noSecondChance)
+		if _, text, found := strings.Cut(e.Output, partRepeated); found {
+			text = strings.TrimSpace(text)
+			fmt.Fprintf(r.out, "RETRIED a part of %s %s: %s\n", short(e.Package), e.Test, text)
+			p.retried = append(p.retried, outcome{Test: e.Test, Verdict: "a part failed, and was repeated. It first printed:", Printed: []string{text}})
+		}
+		if r.show != "" && strings.HasPrefix(e.Output, r.show) {
+			fmt.Fprint(r.out, e.Output)
+		} else {
+			p.output[e.Test] = append(p.output[e.Test], e.Output)
+		}
 	case e.Test == "":
 		r.endPackage(e, p)
 	default:
@@ -132,6 +145,7 @@ func (r *report) endTest(e event, p *progress) {
 	switch e.Action {
 	case "pass":
 		p.tests++
+		p.passed = append(p.passed, e.Test)
 		r.passed[e.Test] = true
 		p.others = append(p.others, output...)
 		if m := ginkgoSummary.FindStringSubmatch(strings.Join(output, "")); m != nil {
@@ -176,7 +190,9 @@ func (r *report) endPackage(e event, p *progress) {
 		Package: short(e.Package),
 		Wall:    time.Duration(e.Elapsed * float64(time.Second)),
 		Tests:   p.tests,
+		Passed:  p.passed,
 		Skipped: p.skipped,
+		Retried: p.retried,
 		passed:  e.Action == "pass",
 	})
 	p.output, p.others = map[string][]string{}, nil

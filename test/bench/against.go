@@ -33,24 +33,27 @@ func readRatios(path string) (*report, error) {
 }
 
 // against returns an error for each ratio that is clearly worse than an earlier one, and
-// for each that was not measured again.
-func (r *report) against(earlier *report) error {
+// for each of what the options ask for that was not measured again.
+func (r *report) against(o options) error {
 	var failed []error
 	compared := 0
-	for i := range r.Results {
-		now := &r.Results[i]
-		found := slices.IndexFunc(earlier.Results, now.comparable)
-		if found < 0 {
+	for i := range o.earlier.Results {
+		earlier := &o.earlier.Results[i]
+		if !o.measures(earlier) {
 			continue
 		}
-		for _, name := range slices.Sorted(maps.Keys(earlier.Results[found].Ratios)) {
+		var now map[string]float64
+		if found := slices.IndexFunc(r.Results, earlier.comparable); found >= 0 {
+			now = r.Results[found].Ratios
+		}
+		for _, name := range slices.Sorted(maps.Keys(earlier.Ratios)) {
 			compared++
-			before := earlier.Results[found].Ratios[name]
-			switch ratio, measured := now.Ratios[name]; {
+			before := earlier.Ratios[name]
+			switch ratio, measured := now[name]; {
 			case !measured:
-				failed = append(failed, fmt.Errorf("%s: %s: no ratio was measured", now, name))
+				failed = append(failed, fmt.Errorf("%s: %s: no ratio was measured", earlier, name))
 			case ratio > worse*before:
-				failed = append(failed, fmt.Errorf("%s: %s: the ratio is %.4f, more than %d times the earlier %.4f", now, name, ratio, worse, before))
+				failed = append(failed, fmt.Errorf("%s: %s: the ratio is %.4f, more than %d times the earlier %.4f", earlier, name, ratio, worse, before))
 			}
 		}
 	}
@@ -58,6 +61,11 @@ func (r *report) against(earlier *report) error {
 		return errors.New("no earlier ratio is of what was measured")
 	}
 	return errors.Join(failed...)
+}
+
+// measures reports whether these options ask for the situation of a result.
+func (o *options) measures(r *result) bool {
+	return o.mode == r.Mode && slices.Contains(o.sizes, size{r.Services, r.Endpoints}) && slices.Contains(o.variants, variant(r.Variant))
 }
 
 // comparable reports whether another result is of the same situation.

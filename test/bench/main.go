@@ -95,7 +95,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	fmt.Fprintf(os.Stdout, "\n%s\n", o.out)
 	if err == nil && o.earlier != nil {
-		err = results.against(o.earlier)
+		err = results.against(o)
 	}
 	return err
 }

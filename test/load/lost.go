@@ -11,6 +11,10 @@ import (
 // that reports it has failed for good.
 const NeverRetried = "lost connections are never retried"
 
+// PartRepeated begins what a test logs when it repeats a part of itself that has failed.
+// hack/testreport looks for it, and counts it as a retried test.
+const PartRepeated = "failed, and is repeated: "
+
 // PlantVariable names the variable that makes every Load lose one connection that was fine. It proves
 // that a suite notices: its run must fail, and must not be repeated.
 const PlantVariable = "PLANT_LOSS"

@@ -6,7 +6,8 @@
 // The first part, without an attack, measures how long the second tenant waits, how much
 // memory controller and agents use, and how soon they answer probes. Then each attack is
 // repeated for a while, and finally all of them together. Each part adds a row to a table, which
-// is printed at the end; docs/security.md has one. A stolen connection ends the test at once.
+// is printed at the end; docs/security.md has one. An attack during which the second tenant waits too long
+// is repeated once, because a defect shows again, and counts as a retried test of the run. A stolen connection ends the test at once.
 //
 // Mode NFTables has a test of its own. Mode IPVS has none: User-mode Linux, where kernels lack it,
 // has one processor, on which times mean nothing.

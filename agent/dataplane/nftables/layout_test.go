@@ -40,23 +40,44 @@ func ownNamespace(t testing.TB) *nft.Conn {
 	return conn
 }
 
-// nftPrograms are the installed nft and the versions that hack/nft.sh has unpacked.
+// nftPrograms are the installed nft and, on amd64, all versions of hack/nft.lock.
 func nftPrograms(t *testing.T) []string {
 	t.Helper()
+	programs := []string{"nft"}
+	if runtime.GOARCH != "amd64" {
+		return programs // hack/nft.sh has packages for no other
+	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	others, err := filepath.Glob(filepath.Join(cache, "nodeproxy/nft/*/nft"))
+	lock, err := os.ReadFile("../../../hack/nft.lock")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return append([]string{"nft"}, others...)
+	for line := range strings.Lines(string(lock)) {
+		version, _, _ := strings.Cut(line, " ")
+		program := filepath.Join(cache, "nodeproxy/nft", version, "nft")
+		if version == "#" || slices.Contains(programs, program) {
+			continue
+		}
+		if _, err := os.Stat(program); err != nil {
+			t.Fatalf("nft %s is missing: run hack/nft.sh: %v", version, err)
+		}
+		programs = append(programs, program)
+	}
+	if len(programs) == 1 {
+		t.Fatal("hack/nft.lock names no version")
+	}
+	return programs
 }
 
 // TestReadableByNft lists with each version of nft all chains of the layout, and an element of each
 // set.
 func TestReadableByNft(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
 	programs := nftPrograms(t)
 	t.Logf("versions: %q", programs)
 	for name, c := range map[string]*config{

@@ -86,9 +86,8 @@ type lab struct {
 	kernel                    *mortal
 	clock                     *clock.FakeClock
 	plane                     *modes.Dataplane
-	// nftables: the kernel can run mode NFTables. Debian's User-mode Linux cannot: it lacks
-	// NF_TABLES_IPV4, NF_TABLES_IPV6, NFT_NAT, NFT_FIB_IPV4 and NFT_FIB_IPV6.
-	nftables bool
+	// noNFTables is why the kernel cannot run mode NFTables; nil: it can.
+	noNFTables error
 }
 
 // newLab makes the lab of the machine that this is the first process of. Pods are
@@ -118,10 +117,7 @@ func newLab(t *testing.T, family dataplane.Family, detect v1alpha1.DetectLocalMo
 	l.start()
 	of := *l.rules
 	of.Mode = v1alpha1.ModeNFTables
-	err := l.plane.Supported(t.Context(), &of)
-	if l.nftables = err == nil; !l.nftables {
-		t.Log("without mode NFTables:", err)
-	}
+	l.noNFTables = l.plane.Supported(t.Context(), &of)
 	return l
 }
 
@@ -251,7 +247,7 @@ func serviceName(name string) dataplane.ServiceName {
 func (l *lab) holds() string {
 	var out strings.Builder
 	commands := []string{filepath.Join(l.programs, l.at.iptables+"-save"), "ipset save -sorted", "ipvsadm -Sn", "ip -o address show", l.at.ip() + " route show table local"}
-	if l.nftables {
+	if l.noNFTables == nil {
 		commands = append(commands, "nft -s list ruleset")
 	}
 	for _, c := range commands {

@@ -8,13 +8,14 @@ import (
 
 func TestMain(m *testing.M) { uml.Main(m) }
 
-// inKernel runs a test in a kernel that has IPVS, of which it is the first process.
-func inKernel(t *testing.T, test func(t *testing.T)) {
+// inKernel runs a test in a kernel that has IPVS, of which it is the first process, and returns what
+// it reported there. Inside, that is nothing.
+func inKernel(t *testing.T, test func(t *testing.T)) (reported string) {
 	t.Helper()
 	if uml.Inside() {
 		test(t)
-		return
+		return ""
 	}
 	t.Parallel() // the kernels have a processor each
-	uml.Test(t, uml.Options{})
+	return string(uml.Test(t, uml.Options{}).Result)
 }
