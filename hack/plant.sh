@@ -46,6 +46,7 @@ lost() {
 lost faults faults FAULTS=lock-held
 lost faults/conntrack-full faults FAULTS=conntrack-full
 lost nodes kernel TESTFLAGS='-run ^TestTakeover$'
+lost 'nodes, the last one,' kernel PLANT_LOSS=last TESTFLAGS='-run ^TestTakeover$'
 lost nodes/policies kernel TESTFLAGS='-run ^TestPolicies$'
 lost ipvs ipvs TESTFLAGS='-run ^TestModeSwitch$'
 lost ipvs/modes ipvs TESTFLAGS='-run ^TestSwitchWithoutPodRanges$'

@@ -15,6 +15,9 @@ const NeverRetried = "lost connections are never retried"
 // that a suite notices: its run must fail, and must not be repeated.
 const PlantVariable = "PLANT_LOSS"
 
+// plantLast is the value of PlantVariable for which a Load loses its last connection instead of its first.
+const plantLast = "last"
+
 // Lost fails a test that has lost connections.
 func Lost(t testing.TB, format string, args ...any) {
 	t.Helper()
