@@ -200,12 +200,11 @@ func (l *Load) dispatch() {
 // one makes a new connection and notes how it went. What has begun is finished
 // after the end.
 func (l *Load) one(target Target) {
-	begun := time.Now()
-	took, err := target.try(context.WithoutCancel(l.ctx), begun)
-	if l.pulse.Explains(err, begun, target.String()) {
-		begun = time.Now()
+	var took time.Duration
+	begun, err := l.pulse.Try(target.String(), func(begun time.Time) (err error) {
 		took, err = target.try(context.WithoutCancel(l.ctx), begun)
-	}
+		return err
+	})
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err == nil && os.Getenv(PlantVariable) != plantLast {
