@@ -188,6 +188,9 @@ func (p *pool) shapedBy(names ...string) {
 		if err := p.cluster.Client().List(ctx, list); err != nil {
 			return err
 		}
+		if got, want := len(list.Items), len(p.cluster.Nodes()); got != want {
+			return fmt.Errorf("there are %d NodeProxyRules, want %d", got, want)
+		}
 		for _, rules := range list.Items {
 			if !slices.Equal(rules.Spec.Policies, names) {
 				return fmt.Errorf("%s is shaped by %q, want %q", rules.Name, rules.Spec.Policies, names)
