@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -123,7 +124,7 @@ func (t test) connect(from *cluster.Place, network, address string) (*cluster.Co
 	var server string
 	if _, err := t.pulse.Try(address, func(time.Time) (err error) {
 		conn, server, err = t.tryConnect(from, network, address)
-		return err
+		return cmp.Or(err, load.Planted())
 	}); err != nil {
 		t.lost(address, err)
 	}

@@ -11,8 +11,9 @@ import (
 // that reports it has failed for good.
 const NeverRetried = "lost connections are never retried"
 
-// PlantVariable names the variable that makes every Load lose one connection that was fine. It proves
-// that a suite notices: its run must fail, and must not be repeated.
+// PlantVariable names the variable that makes every Load lose one connection that was fine, and tests
+// without a Load those that they make. It proves that a suite notices: its run must fail, and must not
+// be repeated.
 const PlantVariable = "PLANT_LOSS"
 
 // plantLast is the value of PlantVariable for which a Load loses its last connection instead of its first.
