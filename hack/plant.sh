@@ -46,8 +46,13 @@ lost() {
 lost faults faults FAULTS=lock-held
 lost faults/conntrack-full faults FAULTS=conntrack-full
 lost nodes kernel TESTFLAGS='-run ^TestTakeover$'
+lost 'nodes, the last one,' kernel PLANT_LOSS=last TESTFLAGS='-run ^TestTakeover$'
 lost nodes/policies kernel TESTFLAGS='-run ^TestPolicies$'
+lost nodes/early kernel TESTFLAGS='-run ^TestEarlyConnections$'
+lost nodes/flows kernel TESTFLAGS='-run ^TestUDPFlowsFollowTheirService$'
+lost scenarios/connections kernel TESTFLAGS='-run ^TestConnections$'
 lost ipvs ipvs TESTFLAGS='-run ^TestModeSwitch$'
+lost ipvs/connect ipvs TESTFLAGS='-run ^TestServices$'
 lost ipvs/modes ipvs TESTFLAGS='-run ^TestSwitchWithoutPodRanges$'
 lost ipvs/parity ipvs TESTFLAGS='-run ^TestTakeOver$'
 lost e2e e2e E2E=install,scale-to-zero

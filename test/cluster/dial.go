@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -94,6 +96,17 @@ func (p *Place) Get(ctx context.Context, url string) (string, error) {
 		err = fmt.Errorf("%s reports %d: %s", url, status, strings.TrimSpace(text))
 	}
 	return text, err
+}
+
+// Total reads metrics and returns the sum of all series of one; 0: there are none.
+func (p *Place) Total(ctx context.Context, url, metric string) (int, error) {
+	text, err := p.Get(ctx, url)
+	sum := 0.0
+	for _, found := range regexp.MustCompile(`(?m)^`+metric+`(?:\{.*\})? (\S+)$`).FindAllStringSubmatch(text, -1) {
+		n, wrong := strconv.ParseFloat(found[1], 64)
+		sum, err = sum+n, errors.Join(err, wrong)
+	}
+	return int(sum), err
 }
 
 // Fetch reads what a web server reports, well or not.

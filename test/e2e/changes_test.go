@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
 // rolledOver updates a Deployment whose pods all are replaced, one after the other.
@@ -53,28 +54,43 @@ func scaledToZero(r *run) {
 		}
 		return nil
 	})
-	everywhere := func(check func(err error) error) func() error {
-		return func() error {
-			for _, from := range places {
-				_, err := from.Dial(r.ctx, "tcp", address)
-				if err := check(err); err != nil {
-					return fmt.Errorf("from %s: %w", from.Name(), err)
-				}
-			}
-			return nil
-		}
-	}
-	took := r.until(10*time.Second, "connections are rejected", everywhere(func(err error) error {
+	took := r.everywhere(10*time.Second, "connections are rejected", places, address, func(err error) error {
 		if !errors.Is(err, cluster.ErrRejected) {
 			return fmt.Errorf("not rejected: %w", err)
 		}
 		return nil
-	}))
+	})
 	r.remark("rejected everywhere %s after the last pod", seconds(took))
 	r.kubectl("-n", shop, "scale", "deployment/rolling", "--replicas=3")
 	r.kubectl("-n", shop, "rollout", "status", "deployment/rolling", "--timeout=2m")
-	took = r.until(10*time.Second, "it answers again", everywhere(func(err error) error { return err }))
+	took = r.everywhere(10*time.Second, "it answers again", places, address, func(err error) error { return err })
 	r.remark("answers everywhere %s after its pods are ready", seconds(took))
+}
+
+// everywhere waits until a connection from each place passes a check, and returns how long that took.
+// Those made after that must pass it, too.
+func (r *run) everywhere(limit time.Duration, what string, places map[string]*cluster.Place, address string, check func(err error) error) time.Duration {
+	r.Helper()
+	connect := func(from *cluster.Place) error {
+		_, err := from.Dial(r.ctx, "tcp", address)
+		if err = check(err); err != nil {
+			return fmt.Errorf("%s, from %s: %w", what, from.Name(), err)
+		}
+		return nil
+	}
+	begin := time.Now()
+	for _, from := range places {
+		r.until(limit-time.Since(begin), what, func() error { return connect(from) })
+	}
+	took := time.Since(begin)
+	for _, from := range places {
+		r.tried++
+		if err := connect(from); err != nil {
+			r.failed++
+			load.Lost(r, "%v", err)
+		}
+	}
+	return took
 }
 
 // controllerKilled kills the controller that leads, and makes a Service, which
@@ -91,15 +107,7 @@ func controllerKilled(r *run) {
 	r.kubectl("-n", shop, "create", "service", "clusterip", "after-kill", "--tcp=80:8080")
 	r.kubectl("-n", shop, "set", "selector", "service/after-kill", "app=web")
 	address := net.JoinHostPort(r.service("after-kill").Spec.ClusterIP, "80")
-	clients := r.clients()
-	r.until(time.Minute, "a Service that was made after that answers", func() error {
-		for _, from := range clients {
-			if _, err := from.Dial(r.ctx, "tcp", address); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	r.everywhere(time.Minute, "a Service that was made after that answers", r.clients(), address, func(err error) error { return err })
 	r.remark("a Service made then answers %s after the kill", seconds(time.Since(killed)))
 	r.until(time.Minute, "another controller leads", func() error {
 		if r.leader() == leader {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -35,57 +36,67 @@ func (r *run) answer(from *cluster.Place, network, address string) cluster.Answe
 // reaches checks that all of the servers, and no others, answer at an address.
 func (r *run) reaches(from *cluster.Place, network, address string, servers ...string) {
 	r.Helper()
-	tried, err := r.all(from, network, address, servers)
+	tried, others, err := r.all(from, network, address, servers)
 	r.tried += tried
-	if err != nil {
+	if err = errors.Join(others, err); err != nil {
 		r.failed++
 		load.Lost(r, "%v", err)
 	}
 }
 
-// all returns nil when all of the servers, and no others, answer at an address,
-// and how many connections that took.
-func (r *run) all(from *cluster.Place, network, address string, servers []string) (tried int, err error) {
+// all makes connections until all of the servers have answered at an address. It returns how many,
+// whether others have answered or not all of them, and why one failed.
+func (r *run) all(from *cluster.Place, network, address string, servers []string) (tried int, others, err error) {
 	var seen []string
 	for range 40 { // with two servers, one of them stays out once in 10^12 runs
 		tried++
 		answer, err := from.Dial(r.ctx, network, address)
 		if err != nil {
-			return tried, err
+			return tried, nil, err
 		}
 		if !slices.Contains(servers, answer.Server) {
-			return tried, fmt.Errorf("%s %s from %s: %s answers, want one of %q", network, address, from.Name(), answer.Server, servers)
+			return tried, fmt.Errorf("%s %s from %s: %s answers, want one of %q", network, address, from.Name(), answer.Server, servers), nil
 		}
 		if !slices.Contains(seen, answer.Server) {
 			seen = append(seen, answer.Server)
 		}
 		if len(seen) == len(servers) {
-			return tried, nil
+			return tried, nil, nil
 		}
 	}
-	return tried, fmt.Errorf("%s %s from %s: of %q only %q answer", network, address, from.Name(), servers, seen)
+	return tried, fmt.Errorf("%s %s from %s: of %q only %q answer", network, address, from.Name(), servers, seen), nil
 }
 
 // webIsServed waits until the nodes know of all pods that answer: that a pod is
-// ready comes to them a moment later, of each Service and IP family by itself.
+// ready comes to them a moment later, of each Service and IP family by itself. Once
+// one has answered, no connection may fail.
 func (r *run) webIsServed() {
 	r.Helper()
 	var services corev1.ServiceList
 	r.must(r.cluster.Client().List(r.ctx, &services, client.InNamespace(shop)))
-	web := r.web()
+	web, served := r.web(), 0
 	for i := range services.Items {
 		spec := &services.Items[i].Spec
 		if spec.Selector["app"] != "web" || spec.ClusterIP == corev1.ClusterIPNone || spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 			continue
 		}
+		served++
 		for _, ip := range spec.ClusterIPs {
 			for _, from := range r.clients() {
+				address, answered := net.JoinHostPort(ip, "80"), false
 				r.until(10*time.Second, "all pods of "+services.Items[i].Name+" answer", func() error {
-					_, err := r.all(from, "tcp", net.JoinHostPort(ip, "80"), web)
-					return err
+					tried, others, err := r.all(from, "tcp", address, web)
+					if answered = answered || tried > 1; answered && err != nil {
+						r.tried, r.failed = r.tried+tried, r.failed+1
+						load.FatalLoss(r, "%s has answered before: %v", address, err)
+					}
+					return errors.Join(others, err)
 				})
 			}
 		}
+	}
+	if least := 5; served < least {
+		r.Fatalf("%d Services select the pods that answer, want %d at least", served, least)
 	}
 }
 

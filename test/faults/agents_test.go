@@ -34,7 +34,7 @@ const (
 
 // agentKilled kills the agents of all nodes in turn, some time after they started, and if
 // possible at a random moment of a write: a program that writes rules ran just before, or in
-// mode NFTables, where a write takes less than a millisecond, its batch was just made.
+// mode NFTables, where a write takes less than a millisecond, its batch was just committed.
 func agentKilled(r *run) {
 	stop := r.change(40 * time.Millisecond)
 	writing, nodes := 0, r.cluster.Nodes()
@@ -59,9 +59,13 @@ func agentKilled(r *run) {
 		r.must(r.startAgent(node))
 	}
 	stop()
-	r.remark("%d during a write", writing)
+	when := "during a write"
+	if r.mode == v1alpha1.ModeNFTables {
+		when = fmt.Sprintf("within %s of a commit", justNow)
+	}
+	r.remark("%d %s", writing, when)
 	if writing < leastWriting {
-		r.Errorf("only %d of %d kills hit a write, want at least %d: this proves too little", writing, kills, leastWriting)
+		r.Errorf("only %d of %d kills came %s, want at least %d: this proves too little", writing, kills, when, leastWriting)
 	}
 }
 

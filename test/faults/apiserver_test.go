@@ -38,10 +38,17 @@ func (r *run) withoutAPIServer(what func()) {
 
 func etcdRestarted(r *run) {
 	stop := r.change(100 * time.Millisecond)
-	r.pass(time.Second)
+	r.until(30*time.Second, func(context.Context) error {
+		if n := r.changes.Load(); n < 5 {
+			return fmt.Errorf("%d changes of endpoints so far", n)
+		}
+		return nil
+	})
+	killed := time.Now()
 	r.must(r.cluster.KillProgram(binaries.Etcd))
 	r.must(r.cluster.StartProgram(r.ctx, binaries.Etcd))
 	r.ended = time.Now()
+	r.outage = r.ended.Sub(killed)
 	stop()
 }
 

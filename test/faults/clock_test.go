@@ -81,12 +81,12 @@ func clockJumped(r *run) {
 		for _, p := range processes {
 			r.must(syscall.Kill(p.PID(), jump))
 		}
-		r.watchWell(6 * time.Second)
+		r.watchChecks()
 	}
 	// An agent that starts finds what it has stored to be of an hour later.
 	node := r.cluster.Node(0)
 	r.must(syscall.Kill(r.agents[node.Name()].PID(), forth))
-	r.watchWell(3 * time.Second)
+	r.watchChecks()
 	r.must(r.agents[node.Name()].Kill())
 	r.must(r.startAgent(node))
 	r.pass(3 * time.Second)
@@ -94,16 +94,24 @@ func clockJumped(r *run) {
 	stop()
 }
 
-// watchWell fails the test if a node is unhealthy at any time meanwhile.
-func (r *run) watchWell(during time.Duration) {
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(during); time.Now().Before(end); <-tick.C {
-		if err := r.well(r.ctx); err != nil {
-			r.Error(err)
-			return
+// watchChecks fails the test if a node is unhealthy at any time until the controller has checked all
+// Leases: one check may be under way, and the next one begins after the jump.
+func (r *run) watchChecks() {
+	const metric = "nodeproxy_controller_agent_checks_total"
+	before := -1
+	r.until(time.Minute, func(ctx context.Context) error {
+		if err := r.well(ctx); err != nil {
+			r.Fatal(err)
 		}
-	}
+		checks, err := r.cluster.ControlPlane().Total(ctx, "http://"+controllerMetrics+"/metrics", metric)
+		if err == nil && before < 0 {
+			before = checks
+		}
+		if err == nil && checks < before+2 {
+			err = fmt.Errorf("the controller has checked the agents' Leases %d times, %d of them before the jump", checks, before)
+		}
+		return err
+	})
 }
 
 // well returns an error if a node is not programmed or counts as stale.

@@ -42,7 +42,15 @@ func (r *run) cut(node *cluster.Node, how ...string) (reconnect func()) {
 		r.must(err)
 	}
 	rule("-I")
-	return func() { rule("-D") }
+	return func() {
+		// What is listed first is the rule: its counters of packets and bytes, then the rule.
+		listed, err := r.cluster.ControlPlane().Exec(r.ctx, "iptables-nft", "-w", "-nvxL", "INPUT", "1")
+		r.must(err)
+		if counters := strings.Fields(listed); len(counters) == 0 || counters[0] == "0" {
+			r.Errorf("%s was not cut off, no packet has met the rule: %s", node.Name(), listed)
+		}
+		rule("-D")
+	}
 }
 
 // permissionsRevoked takes the agents' ClusterRole away from them.
@@ -58,7 +66,9 @@ func permissionsRevoked(r *run) {
 	node := r.cluster.Node(0)
 	r.must(r.agents[node.Name()].Kill())
 	r.must(r.startAgent(node))
-	r.pass(30 * time.Second)
+	started := time.Now()
+	r.until(30*time.Second, r.agentsMiss([]*cluster.Node{node}, "nodeproxies", "nodeproxyrules", "serviceproxyrules"))
+	r.pass(time.Until(started.Add(30 * time.Second)))
 	stop()
 	r.must(r.nodeproxy.Prepare(r.ctx))
 }

@@ -27,11 +27,12 @@ func inNFTables(faults []fault, names ...string) []fault {
 	return out
 }
 
-// justNow is how long after a batch an agent counts as writing.
+// justNow is how long after the commit of a batch a kill counts: the batch itself takes less than a
+// millisecond, and the kernel commits all of it or nothing.
 const justNow = 5 * time.Millisecond
 
 // batches returns what makes a function for a node that reports whether its kernel has
-// just made a batch. Only agents send any.
+// just committed a batch. Only agents send any.
 func (r *run) batches() func(*cluster.Node, *cluster.Process) func() bool {
 	sockets := map[string]*nft.Conn{}
 	return func(node *cluster.Node, _ *cluster.Process) func() bool {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +40,10 @@ type run struct {
 	// listing is how long Kubernetes took to list pods again after the fault: time that
 	// nodeproxy cannot use for its repair.
 	listing time.Duration
+	// outage is for how long there was no API server while endpoints changed.
+	outage time.Duration
+	// changes counts the last change's so far.
+	changes atomic.Int64
 	// repairTook is time to repair where the fault itself has seen it.
 	repairTook time.Duration
 	windows    []window

@@ -258,16 +258,20 @@ func (w *world) endpoints(addresses []string) []discoveryv1.Endpoint {
 // change makes one pod of Service changing unready after another, and ready
 // again, until the returned function is called, which waits until the
 // EndpointSlices have all of them again. Pods that are not ready still answer: a
-// change that arrives late harms no connection.
+// change that arrives late harms no connection. Outside of outages, the changes must succeed.
 func (r *run) change(every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	var running sync.WaitGroup
+	started := time.Now()
+	r.changes.Store(0)
 	running.Go(func() {
 		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for i := 0; ; i++ {
 			pod := r.changing[i/2%len(r.changing)]
-			_ = pod.SetReady(ctx, i%2 == 1) // an API server that fails may be the fault
+			if pod.SetReady(ctx, i%2 == 1) == nil { // an API server that fails may be the fault
+				r.changes.Add(1)
+			}
 			select {
 			case <-ctx.Done():
 				return
@@ -280,6 +284,9 @@ func (r *run) change(every time.Duration) (stop func()) {
 		cancel()
 		running.Wait()
 		begun := time.Now()
+		if n, least := r.changes.Load(), int64(1+(begun.Sub(started)-r.outage)/every/10); n < least { // a busy machine is slower
+			r.Errorf("only %d changes of endpoints, want %d at least: this proves too little", n, least)
+		}
 		r.until(time.Minute, func(ctx context.Context) error {
 			for _, pod := range r.changing {
 				if err := pod.SetReady(ctx, true); err != nil {

@@ -33,6 +33,9 @@ type options struct {
 	mode    v1alpha1.ProxyMode
 }
 
+// controllerMetrics is where a controller without a standby serves metrics.
+const controllerMetrics = "127.0.0.1:8080"
+
 // world is a cluster in which nodeproxy runs and Services are used. The first
 // node has the nf_tables variant of iptables, the second the legacy one, and so
 // on in turn.
@@ -143,7 +146,11 @@ func (w *world) startControllers() error {
 
 // startController starts one more.
 func (w *world) startController() error {
-	process, err := w.nodeproxy.StartController("--metrics-bind-address", "0", "--health-probe-bind-address", "0")
+	metrics := "0"
+	if !w.standby { // two cannot share the address
+		metrics = controllerMetrics
+	}
+	process, err := w.nodeproxy.StartController("--metrics-bind-address", metrics, "--health-probe-bind-address", "0")
 	if err != nil {
 		return err
 	}

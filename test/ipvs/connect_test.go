@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,17 @@ import (
 func (t test) answers(from *cluster.Place, network, address string, servers ...string) {
 	t.Helper()
 	t.until(func(ctx context.Context) error { return answer(ctx, from, network, address, servers...) })
+}
+
+// answered makes one connection to a Service that is programmed, which one of the given servers must
+// answer; any if none is given. It is aborted, as that of answer.
+func (t test) answered(from *cluster.Place, network, address string, servers ...string) {
+	t.Helper()
+	conn, server := t.connect(from, network, address)
+	defer func() { _ = conn.Abort() }() // it has served its purpose
+	if len(servers) > 0 && !slices.Contains(servers, server) {
+		t.Errorf("%s %s from %s: %s answers, want %v", network, address, from.Name(), server, servers)
+	}
 }
 
 // answer returns nil if one of the given servers answers a new connection. It does
@@ -108,12 +120,12 @@ func (t test) hold(from *cluster.Place, network, address string) (*cluster.Conn,
 // no packet may be lost, unless the machine stands still.
 func (t test) connect(from *cluster.Place, network, address string) (*cluster.Conn, string) {
 	t.Helper()
-	begun := time.Now()
-	conn, server, err := t.tryConnect(from, network, address)
-	if t.pulse.Explains(err, begun, address) {
+	var conn *cluster.Conn
+	var server string
+	if _, err := t.pulse.Try(address, func(time.Time) (err error) {
 		conn, server, err = t.tryConnect(from, network, address)
-	}
-	if err != nil {
+		return cmp.Or(err, load.Planted())
+	}); err != nil {
 		t.lost(address, err)
 	}
 	return conn, server

@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -92,19 +90,7 @@ func (w *world) repairs(ctx context.Context, node *cluster.Node) (int, error) {
 
 // total returns a metric of a node's agent, over all its labels.
 func total(ctx context.Context, node *cluster.Node, metric string) (int, error) {
-	text, err := node.Get(ctx, "http://127.0.0.1:10249/metrics")
-	if err != nil {
-		return 0, err
-	}
-	sum := 0
-	for _, found := range regexp.MustCompile(`(?m)^`+metric+`(?:\{.*\})? (\d+)$`).FindAllStringSubmatch(text, -1) {
-		n, err := strconv.Atoi(found[1])
-		if err != nil {
-			return 0, err
-		}
-		sum += n
-	}
-	return sum, nil
+	return node.Total(ctx, "http://127.0.0.1:10249/metrics", metric)
 }
 
 // settledState is the state of a node once nothing waits for the end of connections.

@@ -188,5 +188,5 @@ func at(ip string, port int) string { return net.JoinHostPort(ip, strconv.Itoa(p
 // sub runs a part of a test under a name of its own.
 func (t test) sub(name string, f func(t test)) {
 	t.Helper()
-	t.Run(name, func(inner *testing.T) { f(test{inner, t.world}) })
+	t.Run(name, func(inner *testing.T) { f(test{inner, t.world, t.pulse}) })
 }

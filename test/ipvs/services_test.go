@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
-	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
 
-// TestServices makes connections to Services of every type.
+// TestServices makes connections to Services of every type. They are programmed before, so that one
+// connection to each must do.
 func TestServices(tt *testing.T) {
 	t := use(tt)
 	t.sub("every type answers", test.everyType)
@@ -54,19 +54,15 @@ func (t test) everyTypeOver(networks ...string) {
 		}
 		for _, from := range []*cluster.Place{t.visitors[0].Place, t.visitors[1].Place, first.Place, second.Place, t.cluster.Outside()} {
 			for _, address := range addresses {
-				if err := install.Until(t.Context(), limit, func(ctx context.Context) error {
-					return answer(ctx, from, network, address, "web-1", "web-2", "web-3")
-				}); err != nil {
-					t.Error(err)
-				}
+				t.answered(from, network, address, "web-1", "web-2", "web-3")
 			}
 		}
 	}
 }
 
 func (t test) sourceRanges() {
-	t.answers(t.cluster.Outside(), "tcp", at(rangesIP, 80))
-	t.answers(t.cluster.Outside(), "udp", at(rangesIP, 80))
+	t.answered(t.cluster.Outside(), "tcp", at(rangesIP, 80))
+	t.answered(t.cluster.Outside(), "udp", at(rangesIP, 80))
 	t.silent(t.cluster.Outside(), "tcp", at(closedIP, 80))
 	t.silent(t.cluster.Outside(), "udp", at(closedIP, 80))
 	t.silent(t.visitors[0].Place, "tcp", at(rangesIP, 80)) // the pod is in no range
@@ -79,8 +75,8 @@ func (t test) policyLocal() {
 	t.silent(outside, "tcp", first.AddressPort(localPort))
 	for _, network := range []string{"tcp", "udp"} { // pods and the node reach the other one
 		for _, from := range []*cluster.Place{t.visitors[0].Place, first.Place} {
-			t.answers(from, network, at(localVIP, 80), "local")
-			t.answers(from, network, first.AddressPort(localPort), "local")
+			t.answered(from, network, at(localVIP, 80), "local")
+			t.answered(from, network, first.AddressPort(localPort), "local")
 		}
 	}
 	t.silent(t.visitors[0].Place, "tcp", at(insideIP, 80))
@@ -95,15 +91,15 @@ func (t test) policyLocal() {
 		}
 	}()
 	for _, network := range []string{"tcp", "udp"} {
-		t.answers(outside, network, at(localVIP, 80), "local")
-		t.answers(outside, network, second.AddressPort(localPort), "local")
-		t.answers(t.visitors[1].Place, network, at(localVIP, 80), "local")
-		t.answers(t.visitors[1].Place, network, at(insideIP, 80), "local")
+		t.answered(outside, network, at(localVIP, 80), "local")
+		t.answered(outside, network, second.AddressPort(localPort), "local")
+		t.answered(t.visitors[1].Place, network, at(localVIP, 80), "local")
+		t.answered(t.visitors[1].Place, network, at(insideIP, 80), "local")
 	}
 	t.seen(outside, at(localVIP, 80), outsideIP)
 	t.seen(outside, second.AddressPort(localPort), outsideIP)
 	// Policy Local is for what comes by external addresses.
-	t.answers(t.visitors[0].Place, "tcp", at(localIP, 80), "local")
+	t.answered(t.visitors[0].Place, "tcp", at(localIP, 80), "local")
 }
 
 // healthCheckNodePort asks both nodes from outside.
@@ -145,7 +141,7 @@ func get(ctx context.Context, from *cluster.Place, address string) (int, error) 
 // affinity keeps each client at its server, whatever the connection.
 func (t test) affinity() {
 	for _, from := range []*cluster.Place{t.visitors[0].Place, t.visitors[1].Place, t.cluster.Node(0).Place} {
-		t.answers(from, "tcp", at(stickyIP, 80))
+		t.answered(from, "tcp", at(stickyIP, 80))
 		if got := t.sequence(from, "tcp", at(stickyIP, 80), 8); len(names(got)) != 1 {
 			t.Errorf("from %s, connections go to %v", from.Name(), got)
 		}
@@ -162,7 +158,7 @@ func (t test) affinity() {
 // hairpin lets a pod reach itself by its Service: the server has to see the node.
 func (t test) hairpin() {
 	for _, network := range []string{"tcp", "udp"} {
-		t.answers(t.local.Place, network, at(localIP, 80), "local")
+		t.answered(t.local.Place, network, at(localIP, 80), "local")
 	}
 	t.seen(t.local.Place, at(localIP, 80), t.cluster.Node(1).PodGateway())
 }

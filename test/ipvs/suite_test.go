@@ -56,7 +56,6 @@ type world struct {
 	visitors []*cluster.Pod // one a node, without a Service
 	sctp     bool           // the kernel has it
 	newIPs   int            // cluster IPs that tests have had
-	pulse    load.Pulse
 }
 
 // started is the world, once a test has asked for it.
@@ -64,7 +63,6 @@ var started *world
 
 var startWorld = sync.OnceValues(func() (*world, error) {
 	started = &world{ctx: context.Background()}
-	go started.pulse.Run(started.ctx)
 	return started, started.start()
 })
 
@@ -157,6 +155,7 @@ func (w *world) programmed(ctx context.Context) error {
 type test struct {
 	*testing.T
 	*world
+	pulse *load.Pulse
 }
 
 // use returns the world for a test, with all nodes in mode IPVS.
@@ -178,7 +177,9 @@ func use(t *testing.T) test {
 			t.Log(w.logs())
 		}
 	})
-	return test{t, w}
+	pulse := &load.Pulse{}
+	go pulse.Run(t.Context())
+	return test{t, w, pulse}
 }
 
 // logs are the last lines of nodeproxy's processes.

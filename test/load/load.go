@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -161,6 +162,12 @@ func (l *Load) End() {
 	l.running.Wait()
 	l.endBeats()
 	l.beats.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := len(l.begins) - 1; l.plant != nil && n >= 0 {
+		l.failures = append(l.failures, Failure{Begun: l.begins[n], Took: time.Since(l.begins[n]), Target: l.targets[n%len(l.targets)], Err: l.plant})
+		l.plant = nil
+	}
 }
 
 // dispatch begins connections as their times come. Late ones are caught up.
@@ -193,15 +200,14 @@ func (l *Load) dispatch() {
 // one makes a new connection and notes how it went. What has begun is finished
 // after the end.
 func (l *Load) one(target Target) {
-	begun := time.Now()
-	took, err := target.try(context.WithoutCancel(l.ctx), begun)
-	if l.pulse.Explains(err, begun, target.String()) {
-		begun = time.Now()
+	var took time.Duration
+	begun, err := l.pulse.Try(target.String(), func(begun time.Time) (err error) {
 		took, err = target.try(context.WithoutCancel(l.ctx), begun)
-	}
+		return err
+	})
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err == nil {
+	if err == nil && os.Getenv(PlantVariable) != plantLast {
 		err, l.plant = l.plant, nil
 	}
 	if err != nil {

@@ -15,9 +15,13 @@ const NeverRetried = "lost connections are never retried"
 // hack/testreport looks for it, and counts it as a retried test.
 const PartRepeated = "failed, and is repeated: "
 
-// PlantVariable names the variable that makes every Load lose one connection that was fine. It proves
-// that a suite notices: its run must fail, and must not be repeated.
+// PlantVariable names the variable that makes every Load lose one connection that was fine, and tests
+// without a Load those that they make. It proves that a suite notices: its run must fail, and must not
+// be repeated.
 const PlantVariable = "PLANT_LOSS"
+
+// plantLast is the value of PlantVariable for which a Load loses its last connection instead of its first.
+const plantLast = "last"
 
 // Lost fails a test that has lost connections.
 func Lost(t testing.TB, format string, args ...any) {

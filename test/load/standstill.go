@@ -20,9 +20,9 @@ const (
 	// tooLong is how long the machine may stand still before a connection that is not answered
 	// within Patience proves nothing about rules.
 	tooLong = Patience / 4
-	// maxExplained is how many connections a Pulse explains: as many as begin at the pace of the
-	// suites while the machine stands still.
-	maxExplained = 100
+	// maxExplained is how many connections a Pulse explains. Where more time out, the run has to be
+	// made again on a machine that does not stand still.
+	maxExplained = 3
 )
 
 // Pulse notes when the machine stands still: a kernel in User-mode Linux has one processor, and
@@ -82,21 +82,37 @@ func (p *Pulse) still(from, to time.Time) time.Duration {
 	return sum
 }
 
-// Explains reports whether User-mode Linux stood still for so much of a connection's time that its
-// timeout proves nothing about rules, and prints that. The connection must be made again. It explains
-// a few connections only, and none on a real kernel.
-func (p *Pulse) Explains(err error, begun time.Time, to string) bool {
-	if !uml.Inside() || !isTimeout(err) || p.still(begun, time.Now()) < tooLong {
-		return false
+// Try makes a connection. If it times out, and User-mode Linux stood still for so much of its time that
+// this proves nothing about rules, Try prints that and makes it again: a few times only, and never on
+// a real kernel. It returns when the connection began that counts.
+func (p *Pulse) Try(to string, connect func(begun time.Time) error) (begun time.Time, err error) {
+	begun = time.Now()
+	if err = connect(begun); !uml.Inside() || !isTimeout(err) {
+		return begun, err
 	}
+	still := p.still(begun, time.Now())
+	if still < tooLong {
+		return begun, err
+	}
+	if err := p.explain(to, still, err); err != nil {
+		return begun, err
+	}
+	begun = time.Now()
+	return begun, connect(begun)
+}
+
+// explain counts and prints a connection that is made again, or returns that there are too many.
+func (p *Pulse) explain(to string, still time.Duration, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.explained == maxExplained {
-		return false
+		return fmt.Errorf("the machine stood still for %s, and %d connections were repeated before: this run proves nothing: %w",
+			still.Round(100*time.Millisecond), maxExplained, err)
 	}
 	p.explained++
-	fmt.Printf("| a connection to %s is repeated, because the machine stood still: %v\n", to, err) // the | has hack/testreport show it
-	return true
+	fmt.Printf("| connection %d of at most %d to be repeated, because the machine stood still for %s: %s: %v\n", // the | has hack/testreport show it
+		p.explained, maxExplained, still.Round(100*time.Millisecond), to, err)
+	return nil
 }
 
 // isTimeout reports whether a connection failed because time was up, and for no other reason.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +32,20 @@ func TestStandstill(t *testing.T) {
 		if isTimeout(err) != want {
 			t.Errorf("%v: %t", err, !want)
 		}
+	}
+}
+
+// Few connections are repeated, however long the machine stands still.
+func TestStandstillsProveNothing(t *testing.T) {
+	p := &Pulse{}
+	for range maxExplained {
+		if err := p.explain("web", 3*time.Second, os.ErrDeadlineExceeded); err != nil {
+			t.Error(err)
+		}
+	}
+	err := p.explain("web", 3*time.Second, os.ErrDeadlineExceeded)
+	if !errors.Is(err, os.ErrDeadlineExceeded) || !strings.Contains(err.Error(), "the machine stood still for 3s") {
+		t.Errorf("one too many: %v", err)
 	}
 }
 

@@ -31,8 +31,30 @@ func startLoad(t *testing.T, pace int, targets []load.Target) *connections {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(l.End)
-	return &connections{Load: l, t: t, least: float64(pace) * 5 / 8}
+	c := &connections{Load: l, t: t, least: float64(pace) * 5 / 8}
+	t.Cleanup(c.End)
+	return c
+}
+
+// End ends the load and reports the failures that are not yet reported: connections may fail after
+// all the test has looked at.
+func (l *connections) End() {
+	l.t.Helper()
+	l.Load.End()
+	l.report("at the end")
+}
+
+// report fails the test because of the failures that are not yet reported.
+func (l *connections) report(name string) {
+	l.t.Helper()
+	failures := l.Failures()[l.reported:]
+	for _, failure := range failures[:min(10, len(failures))] {
+		l.t.Errorf("%s: %s", name, failure)
+	}
+	if len(failures) > 0 {
+		load.Lost(l.t, "%s: %d connections failed", name, len(failures))
+	}
+	l.reported += len(failures)
 }
 
 // sticky makes a check that always the same server answers.
@@ -57,34 +79,19 @@ func (l *connections) during(name string, least time.Duration, what func()) {
 	l.t.Helper()
 	start, tcp, udp := time.Now(), l.Answered("tcp"), l.Answered("udp")
 	_, asked := l.Held()
-	done := false
-	defer func() { // what may end the test
-		if n := len(l.Failures()) - l.reported; !done && n > 0 {
-			load.Lost(l.t, "%s: %d connections failed", name, n)
-		}
-	}()
+	defer l.report(name) // also if what ends the test
 	what()
-	done = true
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	rate := func() float64 { return float64(l.Answered("tcp")-tcp) / time.Since(start).Seconds() }
 	for time.Since(start) < least || rate() < l.least && time.Since(start) < least+load.Patience {
 		<-tick.C
 	}
-	measured, took, failures := rate(), time.Since(start), l.Failures()
+	measured, took := rate(), time.Since(start)
 	held, questions := l.Held()
 	l.t.Logf("%-32s %4.1f s: %5d new TCP connections (%3.0f/s), %4d new UDP flows, %4d questions on %d held, slowest so far %s, failed so far %d",
-		name, took.Seconds(), l.Answered("tcp")-tcp, measured, l.Answered("udp")-udp, questions-asked, held, l.Slowest().Round(time.Millisecond), len(failures))
+		name, took.Seconds(), l.Answered("tcp")-tcp, measured, l.Answered("udp")-udp, questions-asked, held, l.Slowest().Round(time.Millisecond), len(l.Failures()))
 	if measured < l.least {
 		l.t.Errorf("%s: %.0f new TCP connections a second, want %.0f at least: this proves too little", name, measured, l.least)
 	}
-	for i, failure := range failures[l.reported:] {
-		if i < 10 {
-			l.t.Errorf("%s: %s", name, failure)
-		}
-	}
-	if n := len(failures) - l.reported; n > 0 {
-		load.Lost(l.t, "%s: %d connections failed", name, n)
-	}
-	l.reported = len(failures)
 }

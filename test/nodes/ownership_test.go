@@ -2,12 +2,14 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
+	"github.com/nodeproxy-io/nodeproxy/test/parity/beside"
 )
 
 // status is what a node reports.
@@ -58,19 +61,41 @@ func (k *take) reports(reason, text string) {
 	}
 }
 
+// count is a metric of a node's agent, also while another proxy runs; 0: no agent runs.
+func (k *take) count(node *cluster.Node, metric string) int {
+	k.Helper()
+	n, err := node.Total(k.Context(), "http://127.0.0.1:19256/metrics", metric)
+	if err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+		k.Fatal(err)
+	}
+	return n
+}
+
+// looks counts how often an agent goes around, whether it writes or not.
+const looks = "nodeproxy_agent_other_proxy_checks_total"
+
 // silence empties the notes of what the agents write.
 func (k *take) silence() {
+	k.looked = map[string]int{}
 	for _, node := range k.cluster.Nodes() {
 		if err := os.WriteFile(k.note(node), nil, 0o600); err != nil {
 			k.Fatal(err)
 		}
+		k.looked[node.Name()] = k.count(node, looks)
 	}
 }
 
-// silent fails if an agent has written anything since silence.
+// silent fails if an agent has written anything since silence. Each must have looked: one that only
+// compares calls nothing that is noted.
 func (k *take) silent(when string) {
 	k.Helper()
 	for _, node := range k.cluster.Nodes() {
+		k.until(func(context.Context) error {
+			if n := k.count(node, looks); n < k.looked[node.Name()]+2 {
+				return fmt.Errorf("%s: the agent has looked %d times, %d of them before", node.Name(), n, k.looked[node.Name()])
+			}
+			return nil
+		})
 		text, err := os.ReadFile(k.note(node))
 		if err != nil {
 			k.Fatal(err)
@@ -240,15 +265,19 @@ func TestAudit(t *testing.T) {
 	proxies := k.started(k.startKubeProxies)
 	k.patch(`{"spec":{"settings":{"enforcement":"Audit"}}}`)
 	k.silence()
+	var agents []*cluster.Process
 	for _, node := range k.cluster.Nodes() {
-		process, err := node.Start(k.agentCommand(node))
+		command := k.agentCommand(node)
+		command.Args = append(command.Args, "-v", "2") // see beside.Audits
+		process, err := node.Start(command)
 		if err != nil {
 			t.Fatal(err)
 		}
-		k.run = append(k.run, process)
+		agents = append(agents, process)
 	}
+	k.run = append(k.run, agents...)
 	k.reports(v1alpha1.ReasonAuditInSync, `another proxy runs on this node (http://127.0.0.1:10249/proxyMode answers "iptables")`)
-	k.inSyncDuring(k.churn)
+	k.inSyncDuring(agents, k.churn)
 	for _, node := range k.cluster.Nodes() {
 		status, err := k.status(t.Context(), node)
 		if err != nil || status.SettingsRevision == "" || status.Services < 35 || status.Difference == nil {
@@ -291,19 +320,33 @@ func TestAudit(t *testing.T) {
 	k.ports(true)
 }
 
+// audits counts how often each agent has compared.
+func (k *take) audits(agents []*cluster.Process) (counts []int) {
+	k.Helper()
+	for _, agent := range agents {
+		count, err := beside.Audits(agent)
+		if err != nil {
+			k.Fatal(err)
+		}
+		counts = append(counts, count)
+	}
+	return counts
+}
+
 // inSyncDuring fails if a node reports anything but AuditInSync, without a
 // difference, while f runs and for some time after.
-func (k *take) inSyncDuring(f func(ctx context.Context)) {
+func (k *take) inSyncDuring(agents []*cluster.Process, f func(ctx context.Context)) {
 	k.Helper()
 	ctx, cancel := context.WithTimeout(k.Context(), time.Minute)
 	defer cancel()
 	changes := make(chan struct{})
 	go func() { defer close(changes); f(ctx) }()
-	looks, until := 0, time.Time{}
-	for ; until.IsZero() || time.Now().Before(until); looks++ {
+	n, until, audited := 0, time.Time{}, []int{}
+	for ; until.IsZero() || time.Now().Before(until); n++ {
 		select {
 		case <-changes:
 			changes, until = nil, time.Now().Add(12*time.Second) // longer than differences wait
+			audited = k.audits(agents)
 		default:
 		}
 		for _, node := range k.cluster.Nodes() {
@@ -321,7 +364,12 @@ func (k *take) inSyncDuring(f func(ctx context.Context)) {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
-	k.Logf("looked at the status of each node %d times", looks)
+	for i, count := range k.audits(agents) {
+		if count == audited[i] {
+			k.Errorf("the agent of node %d has not audited since the last change: this proves too little", i+1)
+		}
+	}
+	k.Logf("looked at the status of each node %d times", n)
 }
 
 // churn changes Services and their endpoints, several times a second for some

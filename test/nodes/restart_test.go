@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
+	"github.com/nodeproxy-io/nodeproxy/test/load"
 )
 
 // outage is a cluster of two nodes, with an agent on the first, that goes on
@@ -58,32 +60,66 @@ func (o *outage) runPod(node int, app string) {
 	}
 }
 
-// reaches waits until a Service is answered by the named pods, and by no other,
-// on ten connections in a row; "rejected" is no endpoint.
+// reaches waits until the node has rules for the named pods of a Service, and no others, and one of
+// them answers; "rejected" is no endpoint. From then on no other may answer, and no connection may fail.
 func (o *outage) reaches(app string, want ...string) {
 	o.Helper()
-	o.until(func(ctx context.Context) error {
-		for range 10 {
-			server := "rejected"
-			answer, err := o.dial(ctx, app)
-			switch {
-			case err == nil:
-				server = answer.Server
-			case !errors.Is(err, syscall.ECONNREFUSED):
-				return err
-			}
-			if !strings.Contains(strings.Join(want, " ")+" ", server+" ") {
-				return fmt.Errorf("%s is answered by %q, want %q", app, server, want)
-			}
+	answered := func(ctx context.Context, patience time.Duration) error {
+		server := "rejected"
+		answer, err := o.dial(ctx, patience, app)
+		switch {
+		case err == nil:
+			server = answer.Server
+		case !errors.Is(err, syscall.ECONNREFUSED):
+			return err
+		}
+		if !slices.Contains(want, server) {
+			return fmt.Errorf("%s is answered by %q, want %q", app, server, want)
 		}
 		return nil
+	}
+	o.until(func(ctx context.Context) error {
+		if err := o.leadsTo(app, want); err != nil {
+			return err
+		}
+		return answered(ctx, shortly)
 	})
+	for range 10 {
+		if err := answered(o.Context(), load.Patience); err != nil {
+			load.FatalLoss(o, "%s: %v", app, err)
+		}
+	}
 }
 
-// dial asks a Service, and does not wait long: a connection that began before
-// there were rules never meets them.
-func (o *outage) dial(ctx context.Context, app string) (cluster.Answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+// leadsTo returns nil when the rules for a Service lead to the named pods, and to no others.
+func (o *outage) leadsTo(app string, names []string) error {
+	var want, got []string
+	for _, node := range o.nodeproxy.Cluster.Nodes() {
+		for _, pod := range node.Pods() {
+			if slices.Contains(names, pod.Name()) {
+				want = append(want, pod.Address(8080))
+			}
+		}
+	}
+	for rule := range strings.Lines(o.exec("iptables-save", "-t", "nat")) {
+		if _, to, leads := strings.Cut(rule, "--to-destination "); leads && strings.Contains(rule, "default/"+app+":") {
+			got = append(got, strings.Fields(to)[0])
+		}
+	}
+	slices.Sort(want)
+	if got = slices.Compact(slices.Sorted(slices.Values(got))); !slices.Equal(got, want) {
+		return fmt.Errorf("the rules for %s lead to %q, want %q", app, got, want)
+	}
+	return nil
+}
+
+// shortly is how long a connection is waited for that may have begun before there were rules: it
+// never meets them.
+const shortly = time.Second
+
+// dial asks a Service.
+func (o *outage) dial(ctx context.Context, patience time.Duration, app string) (cluster.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return o.node.Dial(ctx, "tcp", o.addresses[app])
 }
@@ -190,7 +226,7 @@ func TestRestartWithoutAPIServer(t *testing.T) {
 // answersWith reports whether a Service is answered by a pod, now and then by
 // others.
 func (o *outage) answersWith(ctx context.Context, app, server string) error {
-	answer, err := o.dial(ctx, app)
+	answer, err := o.dial(ctx, shortly, app)
 	if err == nil && answer.Server != server {
 		err = fmt.Errorf("%s is answered by %s", app, answer.Server)
 	}

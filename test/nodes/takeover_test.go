@@ -83,6 +83,7 @@ type take struct {
 	mode     v1alpha1.ProxyMode
 	paths    string // directory with the nodes' PATHs
 	run      []*cluster.Process
+	looked   map[string]int // by node: how often its agent had when silence was called
 }
 
 func newTakeover(t *testing.T) *take { return takeOf(startNodes(t, 2)) }

@@ -3,9 +3,11 @@ package soak
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -89,6 +91,9 @@ func TestSoak(t *testing.T) {
 	}
 	if least := int(lasts.Seconds()) * pace * 9 / 10; connections.Total() < least {
 		t.Errorf("only %d connections in %s, want at least %d", connections.Total(), lasts, least)
+	}
+	if least := int(lasts.Seconds()) * changePace * 3 / 4; changes < least {
+		t.Errorf("only %d changes in %s, want at least %d: this proves too little", changes, lasts, least)
 	}
 	for name, h := range half {
 		e := end[name]
@@ -228,7 +233,8 @@ func (w *world) targets() []load.Target {
 	return out
 }
 
-// rendered returns nil when each Service, and nothing else, has its ServiceProxyRules.
+// rendered returns nil when each Service, and nothing else, has its ServiceProxyRules, and those whose
+// endpoints change have the last ones.
 func (w *world) rendered(ctx context.Context) error {
 	all, rules := &corev1.ServiceList{}, &v1alpha1.ServiceProxyRulesList{}
 	if err := w.cluster.Client().List(ctx, all); err != nil {
@@ -237,8 +243,34 @@ func (w *world) rendered(ctx context.Context) error {
 	if err := w.cluster.Client().List(ctx, rules); err != nil {
 		return err
 	}
-	if len(all.Items) != len(rules.Items) {
-		return fmt.Errorf("%d Services have %d ServiceProxyRules", len(all.Items), len(rules.Items))
+	endpoints := map[string][]string{}
+	for i := range rules.Items {
+		name := rules.Items[i].Name
+		endpoints[name] = nil
+		for _, port := range rules.Items[i].Spec.Ports {
+			for _, group := range port.Endpoints {
+				endpoints[name] = append(endpoints[name], group.Addresses...)
+			}
+		}
+		slices.Sort(endpoints[name])
+	}
+	var names []string
+	for i := range all.Items {
+		names = append(names, all.Items[i].Namespace+"."+all.Items[i].Name)
+	}
+	slices.Sort(names)
+	if got := slices.Sorted(maps.Keys(endpoints)); !slices.Equal(got, names) {
+		return fmt.Errorf("there are ServiceProxyRules %q, want %q", got, names)
+	}
+	for _, slice := range w.slices {
+		var want []string
+		for _, e := range slice.Endpoints {
+			want = append(want, net.JoinHostPort(e.Addresses[0], "8080"))
+		}
+		slices.Sort(want)
+		if got := endpoints[metav1.NamespaceDefault+"."+slice.Name]; !slices.Equal(got, slices.Compact(want)) {
+			return fmt.Errorf("%s is rendered with endpoints %q, want %q", slice.Name, got, want)
+		}
 	}
 	return nil
 }

@@ -30,6 +30,7 @@ type Pair struct {
 
 	kubeconfig string // of kube-proxy
 	guests     bool   // the guest addresses are there
+	audits     int    // when Reports last returned
 }
 
 // New gives the two nodes of an installation, which is one by Install, the addresses
@@ -119,7 +120,11 @@ func (p *Pair) Start(s worlds.Settings) error {
 		errs = append(errs, p.KubeProxy.Thaw())
 	}
 	if p.Agent.Process == nil {
-		errs = append(errs, p.StartAgent("--node-name", worlds.NodeName))
+		args := []string{"--node-name", worlds.NodeName}
+		if p.Agent.Node == p.KubeProxy.Node {
+			args = append(args, "-v", "2") // see Audits
+		}
+		errs = append(errs, p.StartAgent(args...))
 	}
 	return errors.Join(errs...)
 }
