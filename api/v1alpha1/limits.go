@@ -31,6 +31,10 @@ const (
 	// such IPs, one with 100 endpoints and a port 999. Node ports do not count: which addresses of a
 	// node serve them is up to administrators.
 	MaxServiceAddressEndpoints = 100_000
+	// MaxServiceHintBytes limits the hints of the endpoints of all ports: rules repeat them for each
+	// port and each combination of hints. A zone and a node with the longest names for each of
+	// MaxServicePortEndpoints are within.
+	MaxServiceHintBytes = 8 << 20
 	// MaxServiceSlices limits the EndpointSlices, of which each change reads all. Even slices of ten
 	// endpoints suffice for MaxServiceEndpoints.
 	MaxServiceSlices = 1_000
@@ -73,8 +77,9 @@ type ServiceSize struct {
 	LoadBalancerIPs int
 	// PortEndpoints is the sum of the endpoints of all ports.
 	PortEndpoints int
-	// Slices are the EndpointSlices, SlicePorts the sum of their ports. Rendered Services have none.
-	Slices, SlicePorts int
+	// Slices are the EndpointSlices, SlicePorts the sum of their ports, and HintBytes what their hints
+	// take as JSON if all ports repeat them. Rendered Services have none.
+	Slices, SlicePorts, HintBytes int
 }
 
 // SizeOf returns the size of a rendered Service.
@@ -111,6 +116,7 @@ func (s ServiceSize) Plus(o ServiceSize) ServiceSize {
 	return ServiceSize{
 		s.Ports + o.Ports, s.Addresses + o.Addresses, s.SourceRanges + o.SourceRanges, s.Endpoints + o.Endpoints,
 		s.LoadBalancerIPs + o.LoadBalancerIPs, s.PortEndpoints + o.PortEndpoints, s.Slices + o.Slices, s.SlicePorts + o.SlicePorts,
+		s.HintBytes + o.HintBytes,
 	}
 }
 
@@ -143,6 +149,7 @@ func (s ServiceSize) Excess() (limit, text string) {
 			s.addressEndpoints(), MaxServiceAddressEndpoints,
 			"combinations of a port with an endpoint and a cluster, external or load-balancer IP", "split the Service or remove addresses",
 		},
+		{s.HintBytes, MaxServiceHintBytes, "bytes of hints, counted for each port", "remove hints or split the Service"},
 	} {
 		if limit.size > limit.most {
 			return limit.what, fmt.Sprintf("it has %d %s, more than the limit of %d; %s", limit.size, limit.what, limit.most, limit.remedy)
