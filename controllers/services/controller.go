@@ -282,7 +282,7 @@ func (r *Reconciler) cluster(ctx context.Context, svc *corev1.Service) (out rend
 	if out.Ranges, known = r.Ranges(); !known {
 		return out, false, nil
 	}
-	ofKubernetes, err := objects.SlicesOf(ctx, r.Client, types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: objects.KubernetesService})
+	ofKubernetes, err := objects.APIServerSlices(ctx, r.Client)
 	if err != nil {
 		return out, false, err
 	}
