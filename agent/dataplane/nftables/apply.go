@@ -29,13 +29,19 @@ const (
 	listTries, fullTries = 5, 3
 	// samples is how many elements of a set are looked up that a listing lacks.
 	samples = 64
-	// maxServiceElements bounds the elements of one Service: 12 MiB, so that a batch which deletes and
-	// adds as many is below nft.MaxBatch. The limits of the API leave less, but do not know what a
-	// node adds: a destination for each of its addresses that serve node ports, and under policy
-	// Local its own endpoints once more. maxServiceRanges bounds the elements of source ranges.
-	maxServiceElements, maxServiceRanges = 150_000, v1alpha1.MaxServiceRestrictions
+	// maxServiceElements bounds the elements of one Service: up to 67 bytes each, 40 to delete it.
+	// A batch that deletes as many of two Services and adds as many, because one takes the addresses
+	// of the other, is below nft.MaxBatch. All within the limits of the API has fewer, with its
+	// endpoints once more under policy Local; but these do not know how many addresses of a node serve
+	// node ports. maxServiceRanges bounds the elements of source ranges, to which each destination
+	// may add its own address.
+	maxServiceElements = 2*v1alpha1.MaxServiceAddressEndpoints + destinationElements*(v1alpha1.MaxServicePortAddresses+v1alpha1.MaxServicePorts) + v1alpha1.MaxServiceEndpoints + maxServiceRanges
+	maxServiceRanges   = v1alpha1.MaxServiceRestrictions + v1alpha1.MaxServicePortAddresses
+	// destinationElements is as how many elements a destination counts besides its endpoints and
+	// ranges: it has three, of which one has a comment.
+	destinationElements = 5
 	// replacedElements is how many elements of Services fit a batch that replaces the table.
-	replacedElements = 2 * maxServiceElements
+	replacedElements = 300_000
 )
 
 // operations are what the engine has the data plane do.
@@ -170,7 +176,7 @@ func (p *servicePlan) size() int {
 	n := 1 + len(p.hairpin)
 	for i := range p.destinations {
 		d := &p.destinations[i]
-		n += 3 + len(d.endpoints) + len(d.local) + len(d.ranges)
+		n += destinationElements + len(d.endpoints) + len(d.local) + len(d.ranges)
 	}
 	return n
 }
