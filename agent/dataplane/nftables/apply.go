@@ -147,7 +147,7 @@ func (o operations) write(plans map[dataplane.ServiceName]*servicePlan, previous
 	}
 	maps.Copy(rejected, iso.Rejected)
 	o.engine.Rejected = rejected
-	return len(iso.Changed), engine.NoneTaken(len(plans), iso.Rejected)
+	return len(iso.Changed), nil
 }
 
 // tooLarge is why a plan is too large for the kernel; empty: it is not.

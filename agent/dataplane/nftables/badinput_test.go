@@ -227,6 +227,31 @@ func TestTooLargeService(t *testing.T) {
 	}
 }
 
+// TestRejectedPartially: Services of two namespaces that the kernel rejects cost no full pass, neither
+// when they change nor when they are tried again.
+func TestRejectedPartially(t *testing.T) {
+	r := newRig(t)
+	r.set(numbered(0, 3))
+	r.apply()
+	for try := range 5 {
+		for n := range 2 {
+			bad := numbered(1+n, 3)
+			bad.Ports[0].Cluster = eps(fmt.Sprintf("[fd00::%d]:80", 1+try)) // of the other family
+			if try < 3 {
+				r.set(bad)
+			}
+		}
+		if result := r.apply(); result.Kind != v1alpha1.SyncPartial || len(result.Rejected) != 2 {
+			t.Errorf("%d: sync %s, rejected are %v", try, result.Kind, result.Rejected)
+		}
+	}
+	delete(r.rules.Services, numbered(0, 3).Name)
+	r.rules.Full = true
+	if _, err := r.Apply(t.Context(), &r.rules); err == nil {
+		t.Error("a full pass of which the kernel rejects all Services is no error")
+	}
+}
+
 // TestServiceAtTheLimits: what the limits of the API permit is not too large, not even if all endpoints
 // are local under policy Local. One batch can replace all of it, also at addresses that another such
 // Service has.
