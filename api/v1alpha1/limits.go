@@ -41,6 +41,9 @@ const (
 	// MaxServiceSlicePorts limits the sum of the ports of all slices. Slices without endpoints may
 	// have ports too, each up to 20,000.
 	MaxServiceSlicePorts = 100_000
+	// MaxServiceRulesBytes limits ServiceProxyRules as JSON: etcd accepts 1.5 MiB; the rest is for
+	// metadata and growth of the format.
+	MaxServiceRulesBytes = 1 << 20
 )
 
 // Limits of the local endpoints in one node's NodeProxyRules, in bytes of JSON. The controller leaves

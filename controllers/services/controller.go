@@ -175,7 +175,7 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 	if stored != nil {
 		load = load.Max(render.LoadOf(&stored.Spec, 0))
 	}
-	if bytes > maxObjectBytes {
+	if bytes > v1alpha1.MaxServiceRulesBytes {
 		r.notRendered(ctx, svc, tooLargeMessage, tooLargeMessage, fingerprint)
 		r.Memory.pause(key, load, again, r.Clock.Now())
 		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
