@@ -3,6 +3,7 @@ package watches
 import (
 	"context"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,7 +21,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
-	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
 // OnlyNodeProxy enqueues the one NodeProxy, whatever changes.
@@ -30,10 +30,10 @@ func OnlyNodeProxy() handler.EventHandler {
 	})
 }
 
-// OfKubernetes passes the EndpointSlice of the API servers.
+// OfKubernetes passes the EndpointSlices of the API servers.
 func OfKubernetes() predicate.Predicate {
 	return predicate.NewPredicateFuncs(func(o client.Object) bool {
-		return o.GetNamespace() == metav1.NamespaceDefault && o.GetName() == render.APIServerSlice
+		return o.GetNamespace() == metav1.NamespaceDefault && o.GetLabels()[discoveryv1.LabelServiceName] == objects.KubernetesService
 	})
 }
 
