@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -92,6 +93,9 @@ func trimSlice(slice *discoveryv1.EndpointSlice) {
 	nodes := map[string]*string{}
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
+		if len(e.Addresses) > 0 {
+			e.Addresses = []string{strings.Clone(e.Addresses[0])} // the others are ignored
+		}
 		e.Hostname, e.TargetRef, e.Zone, e.DeprecatedTopology = nil, nil, nil, nil
 		for _, condition := range []**bool{&e.Conditions.Ready, &e.Conditions.Serving, &e.Conditions.Terminating} {
 			switch {

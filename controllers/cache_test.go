@@ -74,6 +74,7 @@ func TestTrimmedSlice(t *testing.T) {
 		return []discoveryv1.Endpoint{endpoint("10.0.0.1", "a", true), endpoint("10.0.0.2", "b", false), endpoint("10.0.0.3", "a", true), {}}
 	}
 	slice := &discoveryv1.EndpointSlice{Endpoints: append(make([]discoveryv1.Endpoint, 0, 1000), endpoints()...)}
+	slice.Endpoints[0].Addresses = []string{"10.0.0.1", "10.0.0.9"}
 	slice.Endpoints[0].Hostname, slice.Endpoints[0].Zone = new("h"), new("z")
 	trimSlice(slice)
 	if diff := cmp.Diff(endpoints(), slice.Endpoints); diff != "" {
@@ -82,6 +83,9 @@ func TestTrimmedSlice(t *testing.T) {
 	first, third := slice.Endpoints[0], slice.Endpoints[2]
 	if first.NodeName != third.NodeName || first.Conditions.Ready != third.Conditions.Ready || first.Conditions.Ready != first.Conditions.Serving {
 		t.Error("equal names and conditions are stored twice")
+	}
+	if addresses := first.Addresses; cap(addresses) != 1 {
+		t.Errorf("memory for %d addresses of an endpoint", cap(addresses))
 	}
 	if cap(slice.Endpoints) > 2*len(slice.Endpoints) {
 		t.Errorf("capacity for %d endpoints, of which there are %d", cap(slice.Endpoints), len(slice.Endpoints))

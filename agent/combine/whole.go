@@ -136,6 +136,9 @@ func known(object *v1alpha1.ServiceProxyRules) (w *whole, why string) {
 	case object.Spec.Released:
 		return nil, "it is released: the Service has ended, or is not proxied any more"
 	}
+	if _, excess := v1alpha1.SizeOf(&object.Spec).Excess(); excess != "" { // before anything is expanded
+		return nil, excess
+	}
 	return &whole{
 		name: name, rules: &object.Spec, precedence: dataplane.Precedence{Created: object.Spec.ServiceCreated.Time},
 	}, ""

@@ -37,7 +37,10 @@ func TestWholeRejects(t *testing.T) {
 			FormatVersion: format, Released: released, ClusterIPs: []string{"10.96.0.1", "10.96.0.x"},
 		}}
 	}
+	large := object("shop.large", v1alpha1.FormatVersion, false)
+	large.Spec.Ports = make([]v1alpha1.ServicePort, v1alpha1.MaxServicePorts+1)
 	set, err := Whole(node(func(*v1alpha1.NodeProxyRulesSpec) {}), []v1alpha1.ServiceProxyRules{
+		large,
 		object("shop.a", v1alpha1.FormatVersion, false), object("shop.b", v1alpha1.FormatVersion, true),
 		object("shop.c", v1alpha1.FormatVersion+1, false), object("d", v1alpha1.FormatVersion, false),
 	}, dataplane.IPv4)
@@ -48,12 +51,12 @@ func TestWholeRejects(t *testing.T) {
 	if len(set.Services) != 1 || set.Services[a] == nil || len(set.Problems) != 1 || len(set.Problems[a]) != 1 {
 		t.Errorf("Services %v, problems %q", set.Services, set.Problems)
 	}
-	for name, want := range map[string]string{"shop.b": "released", "shop.c": "of a newer release", "d": "not named"} {
+	for name, want := range map[string]string{"shop.b": "released", "shop.c": "of a newer release", "d": "not named", "shop.large": "it has 1001 ports"} {
 		if !strings.Contains(set.LeftOut[name], want) {
 			t.Errorf("%s: %q", name, set.LeftOut[name])
 		}
 	}
-	if len(set.LeftOut) != 3 {
+	if len(set.LeftOut) != 4 {
 		t.Errorf("left out: %q", set.LeftOut)
 	}
 }

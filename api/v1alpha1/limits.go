@@ -31,12 +31,19 @@ const (
 	// such IPs, one with 100 endpoints and a port 999. Node ports do not count: which addresses of a
 	// node serve them is up to administrators.
 	MaxServiceAddressEndpoints = 100_000
+	// MaxServiceHintBytes limits the hints of the endpoints of all ports: rules repeat them for each
+	// port and each combination of hints. A zone and a node with the longest names for each of
+	// MaxServicePortEndpoints are within.
+	MaxServiceHintBytes = 8 << 20
 	// MaxServiceSlices limits the EndpointSlices, of which each change reads all. Even slices of ten
 	// endpoints suffice for MaxServiceEndpoints.
 	MaxServiceSlices = 1_000
 	// MaxServiceSlicePorts limits the sum of the ports of all slices. Slices without endpoints may
 	// have ports too, each up to 20,000.
 	MaxServiceSlicePorts = 100_000
+	// MaxServiceRulesBytes limits ServiceProxyRules as JSON: etcd accepts 1.5 MiB; the rest is for
+	// metadata and growth of the format.
+	MaxServiceRulesBytes = 1 << 20
 )
 
 // Limits of the local endpoints in one node's NodeProxyRules, in bytes of JSON. The controller leaves
@@ -73,8 +80,9 @@ type ServiceSize struct {
 	LoadBalancerIPs int
 	// PortEndpoints is the sum of the endpoints of all ports.
 	PortEndpoints int
-	// Slices are the EndpointSlices, SlicePorts the sum of their ports. Rendered Services have none.
-	Slices, SlicePorts int
+	// Slices are the EndpointSlices, SlicePorts the sum of their ports, and HintBytes what their hints
+	// take as JSON if all ports repeat them. Rendered Services have none.
+	Slices, SlicePorts, HintBytes int
 }
 
 // SizeOf returns the size of a rendered Service.
@@ -111,6 +119,7 @@ func (s ServiceSize) Plus(o ServiceSize) ServiceSize {
 	return ServiceSize{
 		s.Ports + o.Ports, s.Addresses + o.Addresses, s.SourceRanges + o.SourceRanges, s.Endpoints + o.Endpoints,
 		s.LoadBalancerIPs + o.LoadBalancerIPs, s.PortEndpoints + o.PortEndpoints, s.Slices + o.Slices, s.SlicePorts + o.SlicePorts,
+		s.HintBytes + o.HintBytes,
 	}
 }
 
@@ -143,6 +152,7 @@ func (s ServiceSize) Excess() (limit, text string) {
 			s.addressEndpoints(), MaxServiceAddressEndpoints,
 			"combinations of a port with an endpoint and a cluster, external or load-balancer IP", "split the Service or remove addresses",
 		},
+		{s.HintBytes, MaxServiceHintBytes, "bytes of hints, counted for each port", "remove hints or split the Service"},
 	} {
 		if limit.size > limit.most {
 			return limit.what, fmt.Sprintf("it has %d %s, more than the limit of %d; %s", limit.size, limit.what, limit.most, limit.remedy)

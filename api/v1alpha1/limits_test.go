@@ -33,6 +33,8 @@ func TestServiceSizeExcess(t *testing.T) {
 		"as many slices":           {size: ServiceSize{Slices: MaxServiceSlices, SlicePorts: MaxServiceSlicePorts}},
 		"slices":                   {size: ServiceSize{Slices: MaxServiceSlices + 1, Endpoints: 20_001}, want: "it has more EndpointSlices than the limit of 1000; "},
 		"ports of slices":          {size: ServiceSize{Slices: 6, SlicePorts: 120_000}, want: "it has 120000 ports in all EndpointSlices together, more than the limit of 100000; "},
+		"hints":                    {size: ServiceSize{HintBytes: 8<<20 + 1}, want: "it has 8388609 bytes of hints, counted for each port, more than the limit of 8388608; "},
+		"hints of usual length":    {size: ServiceSize{PortEndpoints: MaxServicePortEndpoints, HintBytes: MaxServicePortEndpoints * len(`"",`+strings.Repeat("z", 63)+`"",`+strings.Repeat("n", 253))}},
 		"ranges with external IPs": {size: ServiceSize{Ports: 1, Addresses: 1000, SourceRanges: 5000}},
 	} {
 		if limit, got := c.size.Excess(); (limit == "") != (c.want == "") || (got == "") != (c.want == "") || !strings.HasPrefix(got, c.want) {

@@ -39,7 +39,7 @@ func APIServers(slicesOfKubernetes []*discoveryv1.EndpointSlice) []string {
 			if endpoint.Conditions.Ready != nil && !*endpoint.Conditions.Ready {
 				continue
 			}
-			for _, text := range endpoint.Addresses {
+			for _, text := range endpoint.Addresses[:min(1, len(endpoint.Addresses))] { // as with all endpoints
 				if address, err := netip.ParseAddr(text); err == nil {
 					out = append(out, "https://"+netip.AddrPortFrom(address, port).String())
 				}

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -27,7 +25,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
-	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
@@ -90,11 +87,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		}
 	} else {
 		r.answered = ""
-		found, err := objects.SlicesOf(ctx, r.Client, types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: objects.KubernetesService})
+		found, err := objects.APIServerSlices(ctx, r.Client)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		urls = agentdeploy.APIServers(slices.DeleteFunc(found, func(s *discoveryv1.EndpointSlice) bool { return s.Name != render.APIServerSlice }))
+		urls = agentdeploy.APIServers(found)
 	}
 	r.Findings.Report(reports.AboutAPIServers, reports.Finding{})
 	if len(urls) == 0 {

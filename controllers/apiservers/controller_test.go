@@ -12,7 +12,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
+	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 )
 
 func TestAPIServerProbe(t *testing.T) {
@@ -82,5 +95,27 @@ func TestAPIServerProbe(t *testing.T) {
 			default:
 			}
 		})
+	}
+}
+
+// TestAmongDecoys: EndpointSlices that others add to default/kubernetes do not hide that of the API
+// servers.
+func TestAmongDecoys(t *testing.T) {
+	scheme, err := objects.NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	builder := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&v1alpha1.NodeProxy{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeProxyName}})
+	if err := objects.AddIndexes(t.Context(), controllertest.Indexing{ClientBuilder: builder}); err != nil {
+		t.Fatal(err)
+	}
+	c := controllertest.AmongDecoys(t, builder.Build())
+	r := &Reconciler{Client: c, Metrics: metrics.New(prometheus.NewRegistry()), Findings: reports.NewFindings(func() {}), Namespace: "nodeproxy-system"}
+	if _, err := r.Reconcile(t.Context(), ctrl.Request{}); err != nil {
+		t.Fatal(err)
+	}
+	file, err := objects.Find[corev1.ConfigMap](t.Context(), c, client.ObjectKey{Namespace: r.Namespace, Name: agentdeploy.APIServersName})
+	if err != nil || file == nil || file.Data[agentdeploy.APIServersKey] != "https://192.0.2.10:6443\n" {
+		t.Errorf("the ConfigMap is %v (%v)", file, err)
 	}
 }

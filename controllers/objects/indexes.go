@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -64,6 +65,16 @@ func nodesOfSlice(o client.Object) []string {
 func SlicesOf(ctx context.Context, c client.Reader, svc types.NamespacedName) ([]*discoveryv1.EndpointSlice, error) {
 	return ListSlices(ctx, c, client.InNamespace(svc.Namespace), client.MatchingFields{indexSlicesByService: svc.Name},
 		client.Limit(v1alpha1.MaxServiceSlices+2))
+}
+
+// APIServerSlices returns the EndpointSlice that the API servers maintain, if it exists. It is read by
+// name: SlicesOf may lack it if others add slices to default/kubernetes.
+func APIServerSlices(ctx context.Context, c client.Reader) ([]*discoveryv1.EndpointSlice, error) {
+	slice, err := Find[discoveryv1.EndpointSlice](ctx, c, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: render.APIServerSlice})
+	if err != nil || slice == nil {
+		return nil, err
+	}
+	return []*discoveryv1.EndpointSlice{slice}, nil
 }
 
 // ListSlices lists EndpointSlices.

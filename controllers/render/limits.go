@@ -19,7 +19,8 @@ func Size(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) v1al
 	})
 }
 
-// OverLimit reports whether slices alone exceed a limit of their Service. It looks at no endpoint.
+// OverLimit reports whether slices alone exceed a limit of their Service. It reads
+// endpoints only if there are not too many.
 func OverLimit(endpointSlices []*discoveryv1.EndpointSlice) bool {
 	limit, _ := sizeOfSlices(endpointSlices).Excess()
 	return limit != ""
@@ -32,7 +33,31 @@ func sizeOfSlices(endpointSlices []*discoveryv1.EndpointSlice) (size v1alpha1.Se
 		size.Endpoints += len(slice.Endpoints)
 		size.PortEndpoints += len(slice.Endpoints) * len(slice.Ports)
 	}
+	if limit, _ := size.Excess(); limit != "" {
+		return size
+	}
+	for _, slice := range endpointSlices {
+		hints := 0
+		for i := range slice.Endpoints {
+			hints += hintBytes(slice.Endpoints[i].Hints)
+		}
+		size.HintBytes += hints * len(slice.Ports)
+	}
 	return size
+}
+
+// hintBytes is the size of hints as JSON.
+func hintBytes(hints *discoveryv1.EndpointHints) (n int) {
+	if hints == nil {
+		return 0
+	}
+	for i := range hints.ForZones {
+		n += len(`"",`) + len(hints.ForZones[i].Name)
+	}
+	for i := range hints.ForNodes {
+		n += len(`"",`) + len(hints.ForNodes[i].Name)
+	}
+	return n
 }
 
 // Sizes above which the rules of a Service are not written in direct succession: endpoints, and

@@ -175,7 +175,7 @@ func (r *Reconciler) publish(ctx context.Context, svc *corev1.Service, stored *v
 	if stored != nil {
 		load = load.Max(render.LoadOf(&stored.Spec, 0))
 	}
-	if bytes > maxObjectBytes {
+	if bytes > v1alpha1.MaxServiceRulesBytes {
 		r.notRendered(ctx, svc, tooLargeMessage, tooLargeMessage, fingerprint)
 		r.Memory.pause(key, load, again, r.Clock.Now())
 		return ctrl.Result{RequeueAfter: again}, nil // only a change can help
@@ -282,7 +282,7 @@ func (r *Reconciler) cluster(ctx context.Context, svc *corev1.Service) (out rend
 	if out.Ranges, known = r.Ranges(); !known {
 		return out, false, nil
 	}
-	ofKubernetes, err := objects.SlicesOf(ctx, r.Client, types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: objects.KubernetesService})
+	ofKubernetes, err := objects.APIServerSlices(ctx, r.Client)
 	if err != nil {
 		return out, false, err
 	}

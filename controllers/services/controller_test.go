@@ -347,3 +347,16 @@ func TestNothingIsRememberedWhileSwitchedOff(t *testing.T) {
 		t.Error("an existing Service waits for its namespace's bytes as if it were new")
 	}
 }
+
+// TestAPIServerAmongDecoys: EndpointSlices that others add to default/kubernetes do not free an API
+// server's address.
+func TestAPIServerAmongDecoys(t *testing.T) {
+	svc := controllertest.ServiceNamed("shop", "cart")
+	svc.Spec.ExternalIPs = []string{"192.0.2.10", "192.0.2.11"}
+	r := newBudgetRig(t, svc)
+	r.Client = controllertest.AmongDecoys(t, r.c)
+	rules := r.reconcile("first", cart, 0)
+	if rules == nil || len(rules.Spec.ExternalIPs) != 1 || len(rules.Spec.SkippedAddresses) != 1 {
+		t.Errorf("the API server's address is not skipped: %+v", rules)
+	}
+}

@@ -3,6 +3,8 @@ package services
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,6 +73,68 @@ func (s *oneService) Update(ctx context.Context, o client.Object, _ ...client.Up
 	return s.Create(ctx, o)
 }
 
+// newOneService returns a cluster with a Service that has an endpoint, but no port.
+func newOneService() *oneService {
+	s := &oneService{service: controllertest.ServiceNamed("shop", "cart"), slices: []discoveryv1.EndpointSlice{{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "cart", Labels: map[string]string{discoveryv1.LabelServiceName: "cart"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}}},
+	}}}
+	s.service.Spec.ClusterIP, s.service.Spec.ClusterIPs = "10.96.0.7", []string{"10.96.0.7"}
+	return s
+}
+
+func (s *oneService) reconciler(t *testing.T) (*Reconciler, *clocktesting.FakeClock) {
+	t.Helper()
+	clk := clocktesting.NewFakeClock(controllertest.Noon)
+	m, _ := newTestMemory(t)
+	m.NewTerm()
+	m.begin(nil)
+	return &Reconciler{
+		Client: s, Live: s, Events: events.NewRecorder(events.NewQueue(leader.Always{}, s, clk, m.metrics), clk), Clock: clk, Metrics: m.metrics, Memory: m,
+		Formats: formats.New(s, v1alpha1.FormatVersions()), Overrides: overrides.New(s, clk), Ranges: knownRanges(),
+	}, clk
+}
+
+// addPort adds a port to the Service and its slice.
+func (s *oneService) addPort(i int) {
+	name := fmt.Sprintf("p%d", i)
+	s.service.Spec.Ports = append(s.service.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(i + 1), Protocol: corev1.ProtocolTCP}) //nolint:gosec // small
+	s.slices[0].Ports = append(s.slices[0].Ports, discoveryv1.EndpointPort{Name: &name, Port: new(int32(8080))})
+}
+
+// TestHintsAreNotExpanded: rules repeat hints for each port, so that those of one slice are 65 MB of
+// JSON. They are counted first.
+func TestHintsAreNotExpanded(t *testing.T) {
+	s := newOneService()
+	for i := range 98 { // its slice has one already
+		s.addPort(i)
+	}
+	s.slices[0].Endpoints = nil
+	for i := range 252 {
+		hints := &discoveryv1.EndpointHints{}
+		for j := range 8 {
+			hints.ForZones = append(hints.ForZones, discoveryv1.ForZone{Name: fmt.Sprintf("%d-%d-%s", i, j, strings.Repeat("z", 57))})
+			hints.ForNodes = append(hints.ForNodes, discoveryv1.ForNode{Name: fmt.Sprintf("%d-%d-%s", i, j, strings.Repeat("n", 247))})
+		}
+		s.slices[0].Endpoints = append(s.slices[0].Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.0.0.%d", i)}, Hints: hints})
+	}
+	r, _ := s.reconciler(t)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: cart})
+	runtime.ReadMemStats(&after)
+	if err != nil || s.written != nil {
+		t.Errorf("written: %v, error %v", s.written != nil, err)
+	}
+	if took := after.TotalAlloc - before.TotalAlloc; took > 1<<20 {
+		t.Errorf("%d KiB are allocated", took>>10)
+	}
+	if out := r.Memory.Unrendered(); len(out) != 1 || !strings.Contains(out[0].Message, "bytes of hints") {
+		t.Errorf("not rendered: %v", out)
+	}
+}
+
 // TestGrowthOfPublishing: publishing a change of a Service takes as long as it is large, whatever is
 // large in it.
 func TestGrowthOfPublishing(t *testing.T) {
@@ -80,9 +144,7 @@ func TestGrowthOfPublishing(t *testing.T) {
 	}{
 		"ports": {10, func(s *oneService, n int) {
 			for i := range n {
-				name := fmt.Sprintf("p%d", i)
-				s.service.Spec.Ports = append(s.service.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(i + 1), Protocol: corev1.ProtocolTCP}) //nolint:gosec // small
-				s.slices[0].Ports = append(s.slices[0].Ports, discoveryv1.EndpointPort{Name: &name, Port: new(int32(8080))})
+				s.addPort(i)
 			}
 		}},
 		"external IPs": {10, func(s *oneService, n int) {
@@ -110,24 +172,12 @@ func TestGrowthOfPublishing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			growth.Linear(t, large.size, func(n int) func(*testing.T) {
-				s := &oneService{service: controllertest.ServiceNamed("shop", "cart"), slices: []discoveryv1.EndpointSlice{{
-					ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "cart", Labels: map[string]string{discoveryv1.LabelServiceName: "cart"}},
-					AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
-					Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}}},
-				}}}
-				s.service.Spec.ClusterIP, s.service.Spec.ClusterIPs = "10.96.0.7", []string{"10.96.0.7"}
+				s := newOneService()
 				if name != "ports" {
 					s.service.Spec.Ports = []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}
 				}
 				large.enlarge(s, n)
-				clk := clocktesting.NewFakeClock(controllertest.Noon)
-				m, _ := newTestMemory(t)
-				m.NewTerm()
-				m.begin(nil)
-				r := &Reconciler{
-					Client: s, Live: s, Events: events.NewRecorder(events.NewQueue(leader.Always{}, s, clk, m.metrics), clk), Clock: clk, Metrics: m.metrics, Memory: m,
-					Formats: formats.New(s, v1alpha1.FormatVersions()), Overrides: overrides.New(s, clk), Ranges: knownRanges(),
-				}
+				r, clk := s.reconciler(t)
 				publish := func(t *testing.T) {
 					t.Helper()
 					clk.Step(time.Hour) // nothing waits

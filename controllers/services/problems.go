@@ -25,9 +25,6 @@ const (
 	actionWrite               = "Write"
 )
 
-// maxObjectBytes limits rules: etcd accepts 1.5 MiB; the rest is for metadata and growth of the format.
-const maxObjectBytes = 1 << 20
-
 const tooLargeMessage = "its ServiceProxyRules would be larger than 1 MiB; split the Service or let it select fewer pods"
 
 // reportProblems reports the problems of a Service for a reason if they are new, or their end.

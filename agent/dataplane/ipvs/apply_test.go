@@ -3,6 +3,7 @@ package ipvs_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -51,6 +52,29 @@ func TestOneEndpointIsOneMessage(t *testing.T) {
 		t.Error("rules were looked at")
 	}
 	b.verified()
+}
+
+// TestRealServersAreProgress: one virtual server may have thousands.
+func TestRealServersAreProgress(t *testing.T) {
+	b := newBench(t)
+	b.set(service(1, "10.180.0.0:80"))
+	b.apply()
+	var list []string
+	for i := range 640 {
+		list = append(list, fmt.Sprintf("10.180.%d.%d:80", i>>8, i&0xff))
+	}
+	steps := 0
+	ctx := dataplane.WithProgress(t.Context(), func() { steps++ })
+	for _, endpoints := range [][]string{list, list[:1]} {
+		steps = 0
+		b.set(service(1, endpoints...))
+		if _, err := b.plane.Apply(ctx, b.r); err != nil {
+			t.Fatal(err)
+		}
+		if want := len(list)/64 - 1; steps < want {
+			t.Errorf("%d steps when %d real servers change, want %d", steps, len(list)-1, want)
+		}
+	}
 }
 
 func TestNewServiceAndItsEnd(t *testing.T) {

@@ -122,6 +122,15 @@ type writer struct {
 	come int
 	// stuck are virtual servers that could not be deleted.
 	stuck []string
+	// writes counts virtual and real servers.
+	writes int
+}
+
+// wrote reports progress now and then, given that a virtual or real server was written.
+func (w *writer) wrote() {
+	if w.writes++; w.writes%64 == 0 {
+		dataplane.Progress(w.ctx)
+	}
 }
 
 // bind creates the device and binds addresses.
@@ -199,8 +208,8 @@ func (w *writer) eachServer(write func(*serverDiff) error) error {
 			if err := w.ctx.Err(); err != nil {
 				return fmt.Errorf("write virtual servers: %w", err)
 			}
-			dataplane.Progress(w.ctx)
 		}
+		w.wrote()
 		if err := write(d); err != nil {
 			if w.failed == nil {
 				return err
@@ -234,12 +243,14 @@ func (w *writer) writeServer(d *serverDiff) error {
 		if err := w.kernel.AddReal(d.Key, real, 1); err != nil {
 			return err
 		}
+		w.wrote()
 	}
 	for _, real := range d.reweigh {
 		if err := w.kernel.ChangeReal(d.Key, real, 1); err != nil {
 			return err
 		}
 		w.draining.end(d.Key, real)
+		w.wrote()
 	}
 	return w.drop(d.Key, d.drop)
 }
@@ -301,6 +312,7 @@ func (w *writer) drop(k Key, reals []netip.AddrPort) error {
 		}
 	}
 	for _, real := range reals {
+		w.wrote()
 		if have[real].connections() == 0 {
 			if err := w.kernel.DeleteReal(k, real); err != nil {
 				return err

@@ -93,7 +93,7 @@ type Batch struct {
 const maxElements = 60 << 10
 
 // MaxBatch bounds the bytes of a batch.
-const MaxBatch = 32 << 20
+const MaxBatch = 40 << 20
 
 // Check returns an error for a batch that is too large.
 func (b *Batch) Check() error {

@@ -31,13 +31,19 @@ const (
 	listTries, fullTries = 5, 3
 	// samples is how many elements of a set are looked up that a listing lacks.
 	samples = 64
-	// maxServiceElements bounds the elements of one Service: 12 MiB, so that a batch which deletes and
-	// adds as many is below nft.MaxBatch. The limits of the API leave less, but do not know what a
-	// node adds: a destination for each of its addresses that serve node ports, and under policy
-	// Local its own endpoints once more. maxServiceRanges bounds the elements of source ranges.
-	maxServiceElements, maxServiceRanges = 150_000, v1alpha1.MaxServiceRestrictions
+	// maxServiceElements bounds the elements of one Service: up to 67 bytes each, 40 to delete it.
+	// A batch that deletes as many of two Services and adds as many, because one takes the addresses
+	// of the other, is below nft.MaxBatch. All within the limits of the API has fewer, with its
+	// endpoints once more under policy Local; but these do not know how many addresses of a node serve
+	// node ports. maxServiceRanges bounds the elements of source ranges, to which each destination
+	// may add its own address.
+	maxServiceElements = 2*v1alpha1.MaxServiceAddressEndpoints + destinationElements*(v1alpha1.MaxServicePortAddresses+v1alpha1.MaxServicePorts) + v1alpha1.MaxServiceEndpoints + maxServiceRanges
+	maxServiceRanges   = v1alpha1.MaxServiceRestrictions + v1alpha1.MaxServicePortAddresses
+	// destinationElements is as how many elements a destination counts besides its endpoints and
+	// ranges: it has three, of which one has a comment.
+	destinationElements = 5
 	// replacedElements is how many elements of Services fit a batch that replaces the table.
-	replacedElements = 2 * maxServiceElements
+	replacedElements = 300_000
 )
 
 // operations are what the engine has the data plane do.
@@ -143,7 +149,7 @@ func (o operations) write(plans map[dataplane.ServiceName]*servicePlan, previous
 	}
 	maps.Copy(rejected, iso.Rejected)
 	o.engine.Rejected = rejected
-	return len(iso.Changed), engine.NoneTaken(len(plans), iso.Rejected)
+	return len(iso.Changed), nil
 }
 
 // tooLarge is why a plan is too large for the kernel; empty: it is not.
@@ -176,8 +182,10 @@ func (p *servicePlan) size() int {
 	return n
 }
 
-// size is how many elements a destination has at most.
-func (d *destination) size() int { return 3 + len(d.endpoints) + len(d.local) + len(d.ranges) }
+// size is about how many elements a destination has.
+func (d *destination) size() int {
+	return destinationElements + len(d.endpoints) + len(d.local) + len(d.ranges)
+}
 
 // forgetClients lets clients that keep an endpoint which is gone get another one.
 func (o operations) forgetClients(u *update) error {

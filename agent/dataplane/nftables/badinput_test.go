@@ -205,9 +205,9 @@ func TestTooLargeService(t *testing.T) {
 		r := newRig(t)
 		large := web()
 		large.Name.Name, large.Ports[0].NodePort = "large", 0
-		count := 400 // squared, it exceeds the limit, and no larger one
+		count := 540 // squared, it exceeds the limit, and no larger one
 		if limit == maxServiceRanges {
-			count = 120
+			count = 150
 		}
 		for i := range count {
 			change(large, i)
@@ -223,6 +223,99 @@ func TestTooLargeService(t *testing.T) {
 			if r.actual.services[other.Name] == nil || r.actual.services[large.Name] != nil {
 				t.Errorf("programmed are %v", r.actual.services)
 			}
+		}
+	}
+}
+
+// TestRejectedPartially: Services of two namespaces that the kernel rejects cost no full pass, neither
+// when they change nor when they are tried again.
+func TestRejectedPartially(t *testing.T) {
+	r := newRig(t)
+	r.set(numbered(0, 3))
+	r.apply()
+	for try := range 5 {
+		for n := range 2 {
+			bad := numbered(1+n, 3)
+			bad.Ports[0].Cluster = eps(fmt.Sprintf("[fd00::%d]:80", 1+try)) // of the other family
+			if try < 3 {
+				r.set(bad)
+			}
+		}
+		if result := r.apply(); result.Kind != v1alpha1.SyncPartial || len(result.Rejected) != 2 {
+			t.Errorf("%d: sync %s, rejected are %v", try, result.Kind, result.Rejected)
+		}
+	}
+	delete(r.rules.Services, numbered(0, 3).Name)
+	r.rules.Full = true
+	if _, err := r.Apply(t.Context(), &r.rules); err == nil {
+		t.Error("a full pass of which the kernel rejects all Services is no error")
+	}
+}
+
+// TestServiceAtTheLimits: what the limits of the API permit is not too large, not even if all endpoints
+// are local under policy Local. One batch can replace all of it, also at addresses that another such
+// Service has.
+func TestServiceAtTheLimits(t *testing.T) {
+	address := func(block byte, i int) netip.Addr { // IPv6 takes more bytes
+		return netip.AddrFrom16([16]byte{0: 0xfd, 8: block, 14: byte(i >> 8), 15: byte(i)}) //nolint:gosec // as intended
+	}
+	for what, large := range map[string]struct{ ports, endpoints, external, balancers, ranges int }{
+		"endpoints": {1, 5000, 19, 0, 0},
+		"ports":     {999, 9, 9, 1, 0},
+		"ranges":    {1, 10_000, 1, 2, 5000},
+	} {
+		size := v1alpha1.ServiceSize{
+			Ports: large.ports, Addresses: large.external + large.balancers, LoadBalancerIPs: large.balancers, SourceRanges: large.ranges,
+			Endpoints: large.endpoints, PortEndpoints: large.ports * large.endpoints,
+		}
+		if _, excess := size.Excess(); excess != "" {
+			t.Fatalf("%s: %s", what, excess)
+		}
+		service := func(name string, addresses, endpoints byte) *dataplane.Service {
+			s := &dataplane.Service{
+				Name:      dataplane.ServiceName{Namespace: strings.Repeat("n", 63), Name: strings.Repeat(name, 63)},
+				ClusterIP: address(addresses, 0), ExternalLocal: true, AffinitySeconds: 10_800,
+			}
+			for i := range large.external {
+				s.ExternalIPs = append(s.ExternalIPs, address(addresses+1, i))
+			}
+			for i := range large.balancers {
+				s.LoadBalancerIPs = append(s.LoadBalancerIPs, address(addresses+2, i))
+			}
+			for i := range large.ranges {
+				s.SourceRanges = append(s.SourceRanges, netip.PrefixFrom(address(addresses+3, i), 128))
+			}
+			var at []netip.AddrPort
+			for i := range large.endpoints {
+				at = append(at, netip.AddrPortFrom(address(endpoints, i), 8080))
+			}
+			for i := range large.ports {
+				s.Ports = append(s.Ports, dataplane.Port{
+					Name: strings.Repeat("p", 59) + fmt.Sprint(1000+i), Protocol: v1alpha1.ProtocolTCP, Port: uint16(1 + i), //nolint:gosec // few
+					Cluster: at, Local: at, LocalEndpoints: at, Available: true,
+				})
+			}
+			return s
+		}
+		of := newState()
+		for _, s := range []*dataplane.Service{service("a", 0, 100), service("b", 10, 110), service("a", 10, 120)} {
+			// The node's own address is an allowed source, so load balancers' addresses are, too.
+			c := &config{family: dataplane.IPv6, nodeIP: address(3, 0)}
+			plan := c.planService(s)
+			if why := plan.tooLarge(); why != "" {
+				t.Errorf("%s: %s", what, why)
+			}
+			var layout, b nft.Batch
+			u := c.newUpdate(of)
+			u.set(s.Name, &plan)
+			u.layout(&layout)
+			u.laidOut()
+			u.batch(&b)
+			u.done()
+			if err := b.Check(); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			t.Logf("%s: %d elements, %d KiB", what, plan.size(), b.Size()>>10)
 		}
 	}
 }

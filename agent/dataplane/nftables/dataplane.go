@@ -56,6 +56,8 @@ type Dataplane struct {
 	shared             bool // see Options
 
 	kernel kernel // nil until it is needed, and after an error
+	// progress reports a step of the running method; see dataplane.Progress.
+	progress func()
 	// owns: the table belongs to the socket, so that the kernel rejects changes by other programs.
 	owns bool
 	// addresses are those of the node that NodePorts answer on.
@@ -100,7 +102,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 	d := &Dataplane{
 		family: family, proc: o.ProcDirectory, sysctl: o.SysctlDirectory, contest: newContest(), shared: o.Shared,
 		interfaces: func() ([]netip.Addr, error) { return dataplane.NodeAddresses(o.Modes) },
-		open:       openKernel, openMonitor: openMonitor, journal: journal{patience: eventPatience},
+		open:       openKernel, openMonitor: openMonitor, journal: journal{patience: eventPatience}, progress: func() {},
 	}
 	if o.Model != nil {
 		d.open, d.interfaces = func() (kernel, error) { return o.Model, nil }, func() ([]netip.Addr, error) { return o.Model.Addresses(), nil }
@@ -160,7 +162,7 @@ func (d *Dataplane) connect() error {
 	if err != nil {
 		return err
 	}
-	d.kernel = k
+	d.kernel = &reporting{k, d}
 	d.ports.Store(k.Port(), struct{}{})
 	if !d.shared {
 		c := config{family: d.family, probe: true}
@@ -171,6 +173,35 @@ func (d *Dataplane) connect() error {
 		if d.owns = err == nil; err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
 			return d.failed(fmt.Errorf("probe whether a table may have an owner: %w", err))
 		}
+	}
+	return nil
+}
+
+// report has the steps of a method reported to its context.
+func (d *Dataplane) report(ctx context.Context) { d.progress = func() { dataplane.Progress(ctx) } }
+
+// reporting is a kernel that reports each batch and each listed set as progress.
+type reporting struct {
+	kernel
+	of *Dataplane
+}
+
+// Commit implements kernel.
+func (k *reporting) Commit(b *nft.Batch, generation uint32) error {
+	defer k.of.progress()
+	return k.kernel.Commit(b, generation) //nolint:wrapcheck // the callers do
+}
+
+// Elements implements kernel.
+func (k *reporting) Elements(t nft.Table, set string, yield func(*nft.Element)) error {
+	defer k.of.progress()
+	return k.kernel.Elements(t, set, yield) //nolint:wrapcheck // the callers do
+}
+
+// Close implements io.Closer.
+func (k *reporting) Close() error {
+	if c, ok := k.kernel.(io.Closer); ok {
+		return c.Close() //nolint:wrapcheck // it names the call
 	}
 	return nil
 }
@@ -215,6 +246,7 @@ func (d *Dataplane) liberal() bool {
 
 // Apply implements dataplane.Dataplane.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
+	d.report(ctx)
 	result, err := d.engine.Apply(ctx, r)
 	if err != nil {
 		d.actual = nil
@@ -231,6 +263,7 @@ func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 
 // Verify implements dataplane.Dataplane.
 func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplane.VerifyOptions) (dataplane.Difference, error) {
+	d.report(ctx)
 	if err := dataplane.HasFamily(d.family, d.proc, d.sysctl); err != nil {
 		return dataplane.Difference{}, err
 	}
@@ -293,7 +326,8 @@ func (d *Dataplane) Verify(ctx context.Context, r *dataplane.Ruleset, o dataplan
 }
 
 // Cleanup implements dataplane.Dataplane.
-func (d *Dataplane) Cleanup(context.Context, dataplane.CleanupOptions) error {
+func (d *Dataplane) Cleanup(ctx context.Context, _ dataplane.CleanupOptions) error {
+	d.report(ctx)
 	if err := d.connect(); err != nil {
 		if errors.Is(err, dataplane.ErrUnsupported) {
 			return nil // there is no table

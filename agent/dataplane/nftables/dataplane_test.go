@@ -77,6 +77,24 @@ func (r *rig) nft(command string) {
 	}
 }
 
+// TestProgress: each batch and each listed set counts as progress, however many Services there are.
+func TestProgress(t *testing.T) {
+	r := newRig(t)
+	const services = 5
+	for n := range services {
+		r.set(numbered(n, batchElements/2)) // no two fit a batch
+	}
+	steps := 0
+	ctx := dataplane.WithProgress(t.Context(), func() { steps++ })
+	if _, err := r.Apply(ctx, &r.rules); err != nil || steps < services {
+		t.Errorf("%d steps of an Apply by %d batches, %v", steps, services, err)
+	}
+	steps = 0
+	if _, err := r.Verify(ctx, &r.rules, dataplane.VerifyOptions{}); err != nil || steps < len(r.config.sets())-1 { // but for the clients
+		t.Errorf("%d steps of a Verify of %d sets, %v", steps, len(r.config.sets()), err)
+	}
+}
+
 // TestApply applies random changes, in part and in full.
 func TestApply(t *testing.T) {
 	r := newRig(t)

@@ -130,7 +130,7 @@ func (o operations) full(c *config, r *dataplane.Ruleset, was *state, final bool
 		difference, out.Changed, err = o.rebuild(c, l, r, plans, exempt, final)
 	} else {
 		c.limit(l, difference, r, plans, exempt)
-		out.Changed, err = o.writeDifference(c, l, difference, final)
+		out.Changed, err = o.writeDifference(c, l, difference, exempt, final)
 	}
 	if err == nil {
 		err = o.forgetOthers(c, difference.desired)
@@ -155,7 +155,7 @@ func outdated(err error) bool {
 
 // writeDifference writes what a comparison has found, and returns how many Services it has changed.
 // Base chains of a new table come last, so that no packet meets a part of it.
-func (o operations) writeDifference(c *config, l *listing, d *comparison, final bool) (int, error) {
+func (o operations) writeDifference(c *config, l *listing, d *comparison, exempt map[dataplane.ServiceName]engine.Rejection[servicePlan], final bool) (int, error) {
 	t := c.table()
 	first, hooks := *d, *d
 	first.chains, hooks.sets, hooks.chains = nil, nil, nil
@@ -174,7 +174,7 @@ func (o operations) writeDifference(c *config, l *listing, d *comparison, final 
 		}
 	}
 	sets := c.setNames(d.desired.numbered)
-	changed, err := o.writeServices(d, final, func(changes []*change) error {
+	changed, err := o.writeServices(d, exempt, final, func(changes []*change) error {
 		var b nft.Batch
 		appendChanges(&b, t, sets, changes...)
 		return o.kernel.Commit(&b, 0)
@@ -197,19 +197,26 @@ func (o operations) writeDifference(c *config, l *listing, d *comparison, final 
 	return changed, nil
 }
 
-// writeServices writes by batches what a comparison has found of Services.
-func (o operations) writeServices(d *comparison, final bool, write func([]*change) error) (changed int, err error) {
+// writeServices writes by batches what a comparison has found of Services. It fails if the kernel
+// rejects all Services, those that are exempt before.
+func (o operations) writeServices(d *comparison, exempt map[dataplane.ServiceName]engine.Rejection[servicePlan], final bool, write func([]*change) error) (int, error) {
 	plans := map[dataplane.ServiceName]*servicePlan{}
 	for name := range d.services {
 		plans[name] = d.desired.services[name]
 	}
-	return o.write(plans, map[dataplane.ServiceName]engine.Rejection[servicePlan]{}, final, func(batch []dataplane.ServiceName) error {
+	changed, err := o.write(plans, map[dataplane.ServiceName]engine.Rejection[servicePlan]{}, final, func(batch []dataplane.ServiceName) error {
 		changes := make([]*change, len(batch))
 		for i, name := range batch {
 			changes[i] = d.services[name]
 		}
 		return write(changes)
 	})
+	if err != nil {
+		return 0, err
+	}
+	rejected := maps.Clone(exempt)
+	maps.Copy(rejected, o.engine.Rejected)
+	return changed, engine.NoneTaken(len(o.services), rejected)
 }
 
 // removeStale removes what a comparison has found besides what is desired.

@@ -163,7 +163,7 @@ func (c *config) addresses(d *dataplane.Destination) []netip.Addr {
 func (c *config) sizeOf(s *dataplane.Service) int {
 	n := 1
 	for d := range s.Destinations() {
-		each := 3 + len(d.Port.Cluster)
+		each := destinationElements + len(d.Port.Cluster)
 		if d.Local {
 			each += len(d.Port.Local)
 		}

@@ -23,7 +23,7 @@ func (o operations) rebuild(c *config, l *listing, r *dataplane.Ruleset, plans m
 		plans[name].preserve(former)
 	}
 	d := c.compare(&listing{}, plans)
-	changed, err := o.tryReplacement(c, d, final)
+	changed, err := o.tryReplacement(c, d, rejected, final)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -82,10 +82,10 @@ func (p *servicePlan) preserve(former *state) {
 
 // tryReplacement has the kernel check and discard small batches with the new table, which shows the
 // Services that it rejects. It returns how many it does not.
-func (o operations) tryReplacement(c *config, d *comparison, final bool) (int, error) {
+func (o operations) tryReplacement(c *config, d *comparison, exempt map[dataplane.ServiceName]engine.Rejection[servicePlan], final bool) (int, error) {
 	t, sets, hookless := c.table(), c.setNames(d.desired.numbered), *d
 	hookless.chains = slices.DeleteFunc(slices.Clone(d.chains), func(f fixedChain) bool { return f.hook != nil })
-	return o.writeServices(d, final, func(changes []*change) error {
+	return o.writeServices(d, exempt, final, func(changes []*change) error {
 		var b nft.Batch
 		b.DeleteTable(t)
 		hookless.layout(&b, t, o.owns)
