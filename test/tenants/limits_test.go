@@ -34,12 +34,21 @@ func (r *rig) mostEndpoints(round int) []client.Object {
 	return service(name, 2, nil, slices...)
 }
 
-// rejectedAnew is a Service over a limit, whose owner gets another reason in each round.
+// rejectedAnew is a Service over a limit. Its owner gets another reason in each of its rounds, because
+// the limit is another one.
 func rejectedAnew(round int) []client.Object {
-	const names = 5
-	return service(fmt.Sprintf("noisy-%d", round%names), 1, func(s *corev1.Service) {
-		s.Spec.ExternalIPs = addresses(0, v1alpha1.MaxServiceAddresses+1+round)
-	})
+	const names, limits = 5, 3 // each Service exceeds all limits: the numbers have no common divisor
+	name := fmt.Sprintf("noisy-%d", round%names)
+	switch round % limits {
+	case 0:
+		return service(name, v1alpha1.MaxServicePorts+1, nil)
+	case 1:
+		return service(name, 1, func(s *corev1.Service) {
+			s.Spec.ExternalIPs = addresses(0, v1alpha1.MaxServiceAddresses+1+round)
+		})
+	default:
+		return service(name, 1, balanced(0, v1alpha1.MaxServiceSourceRanges+1+round))
+	}
 }
 
 // occupied are the ports of the first node's agent.
@@ -78,6 +87,7 @@ func (r *rig) vacate(ctx context.Context) error {
 	if err := r.occupant.Stop(); err != nil {
 		return err
 	}
+	r.occupant = nil
 	return install.Until(ctx, patience, func(ctx context.Context) error {
 		for _, url := range []string{"http://127.0.0.1:19256/livez", "http://" + r.cluster.Node(0).AddressPort(healthPort) + "/healthz"} {
 			if _, err := r.cluster.Node(0).Get(ctx, url); err != nil {
