@@ -78,6 +78,9 @@ func (r *rig) tooLarge() []attack {
 		one("external and load-balancer IPs", "100 ports at 65,000 external IPs", "more-addresses", func(round int) []client.Object {
 			return service("more-addresses", 100, func(s *corev1.Service) { s.Spec.ExternalIPs = addresses(round, 65_000) })
 		}),
+		one("bytes of hints", fmt.Sprintf("%d ports with %d endpoints each, with the longest hints", hintedPorts, hinted), "hints", func(round int) []client.Object {
+			return service("hints", hintedPorts, nil, withHints(slice("hints", hintedPorts, endpoints(round, hinted))))
+		}),
 		one("loadBalancerSourceRanges", "60,000 source ranges", "ranges", func(round int) []client.Object {
 			return service("ranges", 1, balanced(round, 60_000))
 		}),
@@ -183,6 +186,26 @@ func slice(name string, ports int, addresses []string) *discoveryv1.EndpointSlic
 	}
 	for _, address := range addresses {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
+	}
+	return s
+}
+
+// hinted is how many endpoints with the longest hints a slice can have, and hintedPorts how many ports
+// they may have within the other limits.
+const hinted, hintedPorts = 250, 99
+
+// withHints gives the endpoints of a slice as many and as long hints as the API server accepts, and each
+// its own.
+func withHints(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	const most = 8
+	for i := range s.Endpoints {
+		hints := &discoveryv1.EndpointHints{}
+		for j := range most {
+			first := fmt.Sprintf("%d-%d-", i, j)
+			hints.ForZones = append(hints.ForZones, discoveryv1.ForZone{Name: first + strings.Repeat("z", 63-len(first))})
+			hints.ForNodes = append(hints.ForNodes, discoveryv1.ForNode{Name: first + strings.Repeat("n", 253-len(first))})
+		}
+		s.Endpoints[i].Hints = hints
 	}
 	return s
 }
