@@ -35,20 +35,17 @@ func (r *rig) mostEndpoints(round int) []client.Object {
 }
 
 // rejectedAnew is a Service over a limit. Its owner gets another reason in each of its rounds, because
-// the limit is another one.
+// the limit is another one: one of the two that the smallest objects exceed, which cost the API server
+// least.
 func rejectedAnew(round int) []client.Object {
-	const names, limits = 5, 3 // each Service exceeds all limits: the numbers have no common divisor
-	name := fmt.Sprintf("noisy-%d", round%names)
-	switch round % limits {
-	case 0:
-		return service(name, v1alpha1.MaxServicePorts+1, nil)
-	case 1:
-		return service(name, 1, func(s *corev1.Service) {
-			s.Spec.ExternalIPs = addresses(0, v1alpha1.MaxServiceAddresses+1+round)
-		})
-	default:
-		return service(name, 1, balanced(0, v1alpha1.MaxServiceSourceRanges+1+round))
+	const names, limits = 5, 2 // each Service exceeds both: the numbers have no common divisor
+	ports, external := 1, v1alpha1.MaxServiceAddresses+1+round
+	if round%limits == 1 {
+		ports, external = 101, v1alpha1.MaxServicePortAddresses/100
 	}
+	return service(fmt.Sprintf("noisy-%d", round%names), ports, func(s *corev1.Service) {
+		s.Spec.ExternalIPs = addresses(round, external)
+	})
 }
 
 // occupied are the ports of the first node's agent.

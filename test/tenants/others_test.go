@@ -274,7 +274,7 @@ func (r *rig) flood(ctx context.Context) error {
 // that the agents take were open at some time, and never more.
 func (r *rig) floodCapped(ctx context.Context) error {
 	// The list is not of one moment: a connection that takes another one's place may be listed with it.
-	const most = healthConnections * 5 / 4
+	const most = 2 * healthConnections
 	tick := time.NewTicker(probePause)
 	defer tick.Stop()
 	peaks := make([]int, len(r.cluster.Nodes()))
