@@ -2,7 +2,7 @@
 # Plants faults that must fail a run of tests, and fails unless the run fails for that reason:
 # a lost connection in each suite with a steady load, which must not be retried; and, in a
 # copy of this tree, flaky, vanishing and skipped tests, tests that prove too little, a
-# stolen connection, and a machine without clusters. Needs root.
+# stolen connection, missing limits of tenants, and a machine without clusters. Needs root.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -105,6 +105,18 @@ sed -i 's/^func (r ServiceRanges) Of(a netip.Addr) (netip.Prefix, bool) {$/&\n\t
 sed -i 's/rank = Own$/rank = Ordinary/' agent/combine/combine.go
 planted "a stolen cluster IP" 'a connection of the second tenant was stolen: thief answers at ' '^AGAIN ' tenants \
 	TENANTS='^cluster IPs of later Services as external IPs$' "TESTFLAGS=-run ^TestTenants$"
+
+# Each lacks what protects others from one tenant. They are judged by what the row is about.
+attacked() {
+	planted "$1" "$3" '^AGAIN ' tenants RETRY=0 TENANTS="^$2" "TESTFLAGS=-run ^TestTenants$"
+}
+
+sed -i 's/^	eventInterval = .*/	eventInterval = time.Second/' controllers/events/queue.go
+attacked "events without limit" 'reasons of rejection' 'events ServiceNotRendered of noisy-.*, more than one in ten minutes'
+sed -i 's/for l\.open\.Len() > l\.most {/for false {/' agent/httpport/httpport.go
+attacked "connections without limit" 'a flood of connections' 'connections to port 10256 of .* are open at once, more than '
+sed -i 's/wait := max(0, e\.bucket\.Wait(.*/wait := time.Duration(0)/; s/len(e\.queued) < enqueueAtOnce/true/' controllers/nodes/enqueue.go
+attacked "writes to nodes without pacing" 'one slice that names 300 nodes' 'NodeProxyRules of the crowd were written in .*, more than '
 
 sed -i 's/^func Check() error {$/&\n\treturn ErrNotPossible/' test/cluster/check.go
 unclustered() { planted "a machine on which no cluster can run, in $1" "may not be skipped: test/$1 " '^AGAIN ' "${@:2}"; }

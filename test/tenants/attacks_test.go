@@ -14,6 +14,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -49,7 +50,7 @@ type attack struct {
 	during func(context.Context) error
 	// alone is done to its end, and again.
 	alone func(context.Context) error
-	// after ends what before has begun.
+	// after ends what before has begun, and checks what can be seen only then.
 	after func(context.Context) error
 	// effect returns nil once the attack has had its effect, if it has one that can be seen.
 	effect func(context.Context) error
@@ -76,6 +77,9 @@ func (r *rig) tooLarge() []attack {
 		}),
 		one("external and load-balancer IPs", "100 ports at 65,000 external IPs", "more-addresses", func(round int) []client.Object {
 			return service("more-addresses", 100, func(s *corev1.Service) { s.Spec.ExternalIPs = addresses(round, 65_000) })
+		}),
+		one("bytes of hints", fmt.Sprintf("%d ports with %d endpoints each, with the longest hints", hintedPorts, hinted), "hints", func(round int) []client.Object {
+			return service("hints", hintedPorts, nil, withHints(slice("hints", hintedPorts, endpoints(round, hinted))))
 		}),
 		one("loadBalancerSourceRanges", "60,000 source ranges", "ranges", func(round int) []client.Object {
 			return service("ranges", 1, balanced(round, 60_000))
@@ -118,23 +122,11 @@ func (r *rig) others() []attack {
 			},
 			effect: r.hasEvent(addressesSkipped, "thief", clusterIP(0)),
 		},
-		{
-			name: "an API server's address as an external IP", limit: "no Service gets it",
-			objects: func(int) []client.Object {
-				return service("api", 1, func(s *corev1.Service) {
-					s.Spec.Ports[0].Port, s.Spec.ExternalIPs = apiServer.port, []string{apiServer.ip}
-				}, slice("api", 1, []string{r.thief.IP()}))
-			},
-			effect: func(ctx context.Context) error {
-				if err := r.hasEvent(addressesSkipped, "api", apiServer.ip)(ctx); err != nil {
-					return err
-				}
-				return r.reachAPIServer(ctx)
-			},
-		},
+		r.takesAPIServer("an API server's address as an external IP", "api"),
 		{
 			name: fmt.Sprintf("one slice that names %d nodes, and changes", crowd), limit: "bytes written a second",
-			objects: everywhere, during: r.again(everywhere, 100*time.Millisecond),
+			before: r.countWrites, objects: everywhere, during: r.again(everywhere, 100*time.Millisecond),
+			effect: r.crowdWritten, after: r.writesPaced,
 		},
 		{
 			name: fmt.Sprintf("%d Services, policy Local, with %d pods each on one node", manyServices, podsEach), limit: "local endpoints of a node",
@@ -155,7 +147,7 @@ func (r *rig) others() []attack {
 		{name: "a rejected Service while a policy rolls out", limit: "its namespace waits alone", alone: r.rollOut},
 		{
 			name: "an unprivileged kube-proxy at " + pretended, limit: "root of the host only",
-			before: r.pretend, effect: r.programmed,
+			before: r.pretend, effect: r.programmed, after: r.stopPretending,
 		},
 		{
 			name: "an unprivileged server at ports 10249, 10256 and 19256", limit: "the agent tries again",
@@ -194,6 +186,26 @@ func slice(name string, ports int, addresses []string) *discoveryv1.EndpointSlic
 	}
 	for _, address := range addresses {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
+	}
+	return s
+}
+
+// hinted is how many endpoints with the longest hints a slice can have, and hintedPorts how many ports
+// they may have within the other limits.
+const hinted, hintedPorts = 250, 99
+
+// withHints gives the endpoints of a slice as many and as long hints as the API server accepts, and each
+// its own.
+func withHints(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	const most = 8
+	for i := range s.Endpoints {
+		hints := &discoveryv1.EndpointHints{}
+		for j := range most {
+			first := fmt.Sprintf("%d-%d-", i, j)
+			hints.ForZones = append(hints.ForZones, discoveryv1.ForZone{Name: first + strings.Repeat("z", 63-len(first))})
+			hints.ForNodes = append(hints.ForNodes, discoveryv1.ForNode{Name: first + strings.Repeat("n", 253-len(first))})
+		}
+		s.Endpoints[i].Hints = hints
 	}
 	return s
 }
@@ -327,15 +339,23 @@ func (r *rig) answers(name string, ports int) func(context.Context) error {
 }
 
 // hasEvent returns what returns nil once a Service of the attacker whose name begins so has an
-// event with a reason and a part of its note.
+// event with a reason and a part of its note. Those of Services that are gone do not count.
 func (r *rig) hasEvent(reason, name, note string) func(context.Context) error {
 	return func(ctx context.Context) error {
+		services := &corev1.ServiceList{}
+		if err := r.cluster.Client().List(ctx, services, client.InNamespace(attacker)); err != nil {
+			return err
+		}
+		exist := map[types.UID]bool{}
+		for i := range services.Items {
+			exist[services.Items[i].UID] = true
+		}
 		events := &eventsv1.EventList{}
 		if err := r.cluster.Client().List(ctx, events, client.InNamespace(attacker)); err != nil {
 			return err
 		}
 		for _, e := range events.Items {
-			if e.Reason == reason && strings.HasPrefix(e.Regarding.Name, name) && strings.Contains(e.Note, note) {
+			if e.Reason == reason && exist[e.Regarding.UID] && strings.HasPrefix(e.Regarding.Name, name) && strings.Contains(e.Note, note) {
 				return nil
 			}
 		}

@@ -34,11 +34,17 @@ func (r *rig) mostEndpoints(round int) []client.Object {
 	return service(name, 2, nil, slices...)
 }
 
-// rejectedAnew is a Service over a limit, whose owner gets another reason in each round.
+// rejectedAnew is a Service over a limit. Its owner gets another reason in each of its rounds, because
+// the limit is another one: one of the two that the smallest objects exceed, which cost the API server
+// least.
 func rejectedAnew(round int) []client.Object {
-	const names = 5
-	return service(fmt.Sprintf("noisy-%d", round%names), 1, func(s *corev1.Service) {
-		s.Spec.ExternalIPs = addresses(0, v1alpha1.MaxServiceAddresses+1+round)
+	const names, limits = 5, 2 // each Service exceeds both: the numbers have no common divisor
+	ports, external := 1, v1alpha1.MaxServiceAddresses+1+round
+	if round%limits == 1 {
+		ports, external = 101, v1alpha1.MaxServicePortAddresses/100
+	}
+	return service(fmt.Sprintf("noisy-%d", round%names), ports, func(s *corev1.Service) {
+		s.Spec.ExternalIPs = addresses(round, external)
 	})
 }
 
@@ -78,6 +84,7 @@ func (r *rig) vacate(ctx context.Context) error {
 	if err := r.occupant.Stop(); err != nil {
 		return err
 	}
+	r.occupant = nil
 	return install.Until(ctx, patience, func(ctx context.Context) error {
 		for _, url := range []string{"http://127.0.0.1:19256/livez", "http://" + r.cluster.Node(0).AddressPort(healthPort) + "/healthz"} {
 			if _, err := r.cluster.Node(0).Get(ctx, url); err != nil {

@@ -59,6 +59,24 @@ func (r *rig) reachAPIServer(ctx context.Context) error {
 	return nil
 }
 
+// takesAPIServer has a Service of the attacker name the API server's address as an external IP.
+func (r *rig) takesAPIServer(name, thief string) attack {
+	return attack{
+		name: name, limit: "no Service gets it",
+		objects: func(int) []client.Object {
+			return service(thief, 1, func(s *corev1.Service) {
+				s.Spec.Ports[0].Port, s.Spec.ExternalIPs = apiServer.port, []string{apiServer.ip}
+			}, slice(thief, 1, []string{r.thief.IP()}))
+		},
+		effect: func(ctx context.Context) error {
+			if err := r.hasEvent(addressesSkipped, thief, apiServer.ip)(ctx); err != nil {
+				return err
+			}
+			return r.reachAPIServer(ctx)
+		},
+	}
+}
+
 // rejectedAddress is the endpoint that the iptables-restore of rejecting rejects.
 const rejectedAddress = "10.253.66.66"
 
@@ -197,7 +215,8 @@ func (r *rig) pretend(ctx context.Context) error {
 	if err := r.agents[0].Stop(); err != nil {
 		return err
 	}
-	if _, err := r.unprivileged(ctx, pretended); err != nil {
+	var err error
+	if r.pretender, err = r.unprivileged(ctx, pretended); err != nil {
 		return err
 	}
 	if err := r.startAgent(0); err != nil {
@@ -209,6 +228,9 @@ func (r *rig) pretend(ctx context.Context) error {
 		return err
 	})
 }
+
+// stopPretending ends that process.
+func (r *rig) stopPretending(context.Context) error { return r.pretender.Stop() }
 
 const (
 	healthPort = 10256
@@ -224,6 +246,7 @@ const (
 func (r *rig) flood(ctx context.Context) error {
 	const each, soon, later = 12 * healthConnections, onceTime, 4 * onceTime
 	var clients sync.WaitGroup
+	defer clients.Wait()
 	for _, node := range r.cluster.Nodes() {
 		to := netip.MustParseAddrPort(node.AddressPort(healthPort))
 		for i := range each {
@@ -244,8 +267,65 @@ func (r *rig) flood(ctx context.Context) error {
 			})
 		}
 	}
-	clients.Wait()
+	return r.floodCapped(ctx)
+}
+
+// floodCapped counts the connections of the flooded ports until the context ends. It returns nil if all
+// that the agents take were open at some time, and never more.
+func (r *rig) floodCapped(ctx context.Context) error {
+	// The list is not of one moment: a connection that takes another one's place may be listed with it.
+	const most = 2 * healthConnections
+	tick := time.NewTicker(probePause)
+	defer tick.Stop()
+	peaks := make([]int, len(r.cluster.Nodes()))
+	for ctx.Err() == nil {
+		for i, node := range r.cluster.Nodes() {
+			n, err := connectionsAt(node, healthPort)
+			if err != nil {
+				return err
+			}
+			peaks[i] = max(peaks[i], n)
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+	for i, node := range r.cluster.Nodes() {
+		switch {
+		case i == 0 && r.occupant != nil: // another attack has the port there
+		case peaks[i] > most:
+			return fmt.Errorf("%d connections to port %d of %s are open at once, more than %d", peaks[i], healthPort, node.Name(), most)
+		case peaks[i] < healthConnections:
+			return fmt.Errorf("at most %d connections to port %d of %s are open, not all %d: this proves too little", peaks[i], healthPort, node.Name(), healthConnections)
+		}
+	}
 	return nil
+}
+
+// connectionsAt counts the connections at a port of a node that a process has. The kernel lists those,
+// too, which it has closed, or which wait to be accepted: without an inode.
+func connectionsAt(node *cluster.Node, port uint16) (n int, err error) {
+	const listening, none = "0A", "0"
+	local := fmt.Sprintf(":%04X", port)
+	for _, name := range []string{"tcp", "tcp6"} {
+		var text []byte
+		err := node.Do(func() (err error) {
+			text, err = os.ReadFile("/proc/thread-self/net/" + name)
+			return err
+		})
+		if err != nil {
+			return 0, err
+		}
+		for line := range strings.Lines(string(text)) {
+			// sl local_address rem_address st queues timer retrnsmt uid timeout inode
+			f := strings.Fields(line)
+			if len(f) > 9 && strings.HasSuffix(f[1], local) && f[3] != listening && f[9] != none {
+				n++
+			}
+		}
+	}
+	return n, nil
 }
 
 // open begins a connection of the attacker's pod, and does not wait for it as Dial does, with a
@@ -308,7 +388,7 @@ func (r *rig) guardLeases(ctx context.Context) error {
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: install.Namespace, Name: agentAccount}},
 		&rbacv1.RoleBinding{ObjectMeta: at, Subjects: subjects, RoleRef: rbacv1.RoleRef{Kind: "Role", APIGroup: rbacv1.GroupName, Name: agentAccount}},
 	} {
-		if err := r.cluster.Client().Create(ctx, object); err != nil {
+		if err := r.cluster.Client().Create(ctx, object); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}
 	}

@@ -52,7 +52,9 @@ type rig struct {
 	nodeproxy  *install.Nodeproxy
 	controller *cluster.Process
 	agents     []*cluster.Process // by index of the node
-	occupant   *cluster.Process   // of the ports of the first node's agent
+	occupant   *cluster.Process   // of the ports of the first node's agent; nil: none
+	pretender  *cluster.Process   // to be a kube-proxy on the first node
+	writes     writes
 
 	server   *cluster.Pod    // of the second tenant
 	thief    *cluster.Pod    // of the attacker
@@ -75,7 +77,7 @@ func TestTenants(t *testing.T) {
 	t.Cleanup(rows.print)
 	r.rows(&rows, chosen, r.attacks())
 	if chosen.MatchString(everything) {
-		rows.add(r.watch(everything, "", loopTime, r.loop))
+		r.everything(&rows)
 	}
 	r.end(rows)
 }
@@ -216,19 +218,47 @@ func (r *rig) cleared(ctx context.Context) error {
 	return r.programmed(ctx)
 }
 
-// loop makes all attacks but the heavy ones until the context ends, and writes the objects of each
-// every loopPause, of those over a limit every largePause. Each heavy one takes a node long by itself.
-func (r *rig) loop(ctx context.Context) error {
-	var group sync.WaitGroup
+// everything adds the row of all attacks at once but the heavy ones, each of which takes a node long by
+// itself.
+func (r *rig) everything(to *table) {
+	r.Helper()
 	list := slices.DeleteFunc(r.attacks(), func(a attack) bool { return a.heavy })
-	errs := make([]error, 2*len(list))
-	for i, a := range list {
-		if a.during != nil {
-			group.Go(func() { errs[2*i] = a.during(ctx) })
+	for _, a := range list {
+		if a.before != nil {
+			if err := a.before(r.Context()); err != nil {
+				r.Fatalf("%s: %s: %v", everything, a.name, err)
+			}
 		}
-		group.Go(func() { errs[2*i+1] = r.repeated(ctx, a) })
+	}
+	to.add(r.watch(everything, "", loopTime, func(ctx context.Context) error { return r.loop(ctx, list) }))
+	for _, a := range list {
+		if a.after != nil {
+			if err := a.after(r.Context()); err != nil {
+				r.Errorf("%s: %s: %v", everything, a.name, err)
+			}
+		}
+	}
+}
+
+// loop makes attacks until the context ends, and writes the objects of each every loopPause, of those
+// over a limit every largePause. Then it waits until each has had its effect.
+func (r *rig) loop(ctx context.Context, attacks []attack) error {
+	var group sync.WaitGroup
+	errs := make([]error, 3*len(attacks))
+	for i, a := range attacks {
+		if a.during != nil {
+			group.Go(func() { errs[3*i] = a.during(ctx) })
+		}
+		group.Go(func() { errs[3*i+1] = r.repeated(ctx, a) })
 	}
 	group.Wait()
+	for i, a := range attacks {
+		if a.effect != nil {
+			if err := install.Until(r.Context(), patience, a.effect); err != nil {
+				errs[3*i+2] = fmt.Errorf("%s: %w", a.name, err)
+			}
+		}
+	}
 	return errors.Join(errs...)
 }
 
@@ -335,7 +365,10 @@ func (r *rig) fill(ctx context.Context) error {
 	return r.balance(ctx)
 }
 
-func crowdName(i int) string { return fmt.Sprintf("crowd-%d", i) }
+// crowdPrefix is what names of the crowd's Nodes begin with.
+const crowdPrefix = "crowd-"
+
+func crowdName(i int) string { return fmt.Sprintf("%s%d", crowdPrefix, i) }
 
 // start starts the controller and both agents.
 func (r *rig) start(context.Context) error {
