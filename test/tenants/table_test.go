@@ -12,7 +12,7 @@ const (
 	slower, larger = 3, 2
 	// pauses is what the second tenant may wait with all attacks at once. It is more than slower times the
 	// quiet value, because they keep the two processors busy that also run the API server.
-	pauses = 3 * time.Second
+	pauses = 10 * time.Second
 	// mostLines is how many lines of logs an attack may cause, whatever it repeats: one for each Service,
 	// and a few for each program.
 	mostLines = 60
