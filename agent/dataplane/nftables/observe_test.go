@@ -90,7 +90,7 @@ func TestRepairReadsOnce(t *testing.T) {
 }
 
 // flooded is a monitor for which the kernel drops events.
-type flooded struct{ monitor }
+type flooded struct{}
 
 func (flooded) Run(context.Context, func([]byte)) error { return fmt.Errorf("follow: %w", nft.ErrLost) }
 
