@@ -87,7 +87,7 @@ func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
 		if desired != nil && !slices.ContainsFunc(desired.Ports, func(p dataplane.Port) bool { return p.Protocol == s.protocol }) {
 			desired = nil
 		}
-		if _, kept := r.Preserve[name]; rejected || unfinished || kept {
+		if _, preserved := r.Preserve[name]; rejected || unfinished || preserved {
 			s.reject(name, desired)
 		} else {
 			s.program(name, desired, reduced != nil)

@@ -93,7 +93,7 @@ func (c *choice) deferCostly(all bool) syncer.Load {
 		l.deferred[name] = change
 	}
 	if all {
-		c.takeTurns()
+		c.takeFairly()
 	}
 	for name := range l.deferred {
 		delete(l.dirty, name)
@@ -101,9 +101,9 @@ func (c *choice) deferCostly(all bool) syncer.Load {
 	return syncer.Load{Costly: all, Left: len(l.deferred) > 0}
 }
 
-// takeTurns takes as much of the deferred changes as one sync writes: from each namespace in
+// takeFairly takes as much of the deferred changes as one sync writes: from each namespace in
 // turn, what has waited longest.
-func (c *choice) takeTurns() {
+func (c *choice) takeFairly() {
 	l := c.ledger
 	order := slices.SortedFunc(maps.Keys(l.deferred), func(a, b dataplane.ServiceName) int {
 		return cmp.Or(l.deferred[a].since.Compare(l.deferred[b].since), a.Compare(b))
@@ -114,7 +114,7 @@ func (c *choice) takeTurns() {
 		count[name.Namespace]++
 	}
 	slices.SortStableFunc(order, func(a, b dataplane.ServiceName) int {
-		return cmp.Or(rank[a]-rank[b], l.turns[a.Namespace]-l.turns[b.Namespace])
+		return cmp.Or(rank[a]-rank[b], l.served[a.Namespace]-l.served[b.Namespace])
 	})
 	for pairs := 0; len(order) > 0; order = order[1:] {
 		if _, waits := l.deferred[order[0]]; !waits {
@@ -125,14 +125,14 @@ func (c *choice) takeTurns() {
 			break
 		}
 		pairs += size
-		l.turn++
-		l.turns[order[0].Namespace] = l.turn
+		l.servings++
+		l.served[order[0].Namespace] = l.servings
 		for name := range group {
 			l.taken[name] = c.writing(name)
 			delete(l.deferred, name)
 		}
 	}
-	maps.DeleteFunc(l.turns, func(namespace string, _ int) bool { return count[namespace] == 0 })
+	maps.DeleteFunc(l.served, func(namespace string, _ int) bool { return count[namespace] == 0 })
 }
 
 // writing returns a deferred change as it is about to be written.

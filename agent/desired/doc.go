@@ -12,7 +12,7 @@
 //     controllers/services; whether the list is complete, so that rules may be pruned
 //   - ledger.go: everything that still has to be written; choose.go: a choice of which costly changes
 //     wait; retries.go: when rejected Services are tried again; metrics.go: counts of changes
-//   - family.go, tally.go: one IP family, and all of them; batch.go: what a sync takes and commits
+//   - family.go, counts.go: one IP family, and all of them; batch.go: what a sync takes and commits
 //   - verify.go, audit.go: outcomes of verifications and of audits
 //   - checkpoint.go: what replaces an API that does not answer
 //   - mode.go: which mode runs

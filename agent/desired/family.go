@@ -84,7 +84,7 @@ func (f *familyState) set(name dataplane.ServiceName, svc *dataplane.Service, fo
 	if combine.Equal(former, svc) && !force {
 		return
 	}
-	f.tally(name, former, svc)
+	f.recount(name, former, svc)
 	if svc == nil {
 		delete(f.services, name)
 	} else {

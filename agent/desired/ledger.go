@@ -32,9 +32,10 @@ type ledger struct {
 	left  bool
 	// moved are the Services between which claims have moved since they were combined.
 	moved map[dataplane.ServiceName]map[dataplane.ServiceName]struct{}
-	// turns number the costly changes that namespaces had written, turn is the last number.
-	turns map[string]int
-	turn  int
+	// served is the number of the last costly change that each namespace had written, servings that
+	// of the last one of all.
+	served   map[string]int
+	servings int
 	// families are the changes of each IP family.
 	families map[dataplane.Family]*pending
 	metrics  changeLog
@@ -88,7 +89,7 @@ func newLedger(c clock.PassiveClock, families []dataplane.Family) *ledger {
 		dirty:    map[dataplane.ServiceName]bool{},
 		deferred: map[dataplane.ServiceName]deferral{},
 		moved:    map[dataplane.ServiceName]map[dataplane.ServiceName]struct{}{},
-		turns:    map[string]int{},
+		served:   map[string]int{},
 		families: map[dataplane.Family]*pending{},
 		metrics:  changeLog{since: c.Now(), endpoints: newStages[struct{}](), services: newStages[struct{}]()},
 	}

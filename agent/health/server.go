@@ -91,7 +91,7 @@ func (s *Server) runAt(ctx context.Context, address string) {
 			return
 		}
 		// A node without the other family has none of its addresses, but may get them.
-		if absent := address != s.Address && (errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)); !absent {
+		if unavailable := address != s.Address && (errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)); !unavailable {
 			logged = s.failed(address, err, logged)
 		}
 		pause.For(ctx, s.Clock, bindPause)

@@ -44,12 +44,12 @@ const (
 // first change of each node is written at once.
 type nodePace struct {
 	mu         sync.Mutex
-	namespaces *pacing.Buckets        // guarded by mu
-	nodes      map[string]*nodeBudget // guarded by mu
+	namespaces *pacing.Buckets       // guarded by mu
+	nodes      map[string]*nodeQuota // guarded by mu
 }
 
-// nodeBudget is the budget of one node.
-type nodeBudget struct {
+// nodeQuota is the bytes that one node may write.
+type nodeQuota struct {
 	lastWrite time.Time
 	lastBytes int
 	own       pacing.Bucket
@@ -60,14 +60,14 @@ type nodeBudget struct {
 }
 
 func newNodePace() *nodePace {
-	return &nodePace{namespaces: pacing.NewBuckets(nodesShare, nodesBurst, leastNodeBytes), nodes: map[string]*nodeBudget{}}
+	return &nodePace{namespaces: pacing.NewBuckets(nodesShare, nodesBurst, leastNodeBytes), nodes: map[string]*nodeQuota{}}
 }
 
 // of returns the budget of a node; mu must be held.
-func (p *nodePace) of(node string) *nodeBudget {
+func (p *nodePace) of(node string) *nodeQuota {
 	n := p.nodes[node]
 	if n == nil {
-		n = &nodeBudget{own: pacing.Bucket{Rate: nodeShare, Burst: nodeBurst}, claims: map[string]*pacing.Claim{}}
+		n = &nodeQuota{own: pacing.Bucket{Rate: nodeShare, Burst: nodeBurst}, claims: map[string]*pacing.Claim{}}
 		p.nodes[node] = n
 	}
 	return n
@@ -94,7 +94,7 @@ func (p *nodePace) wait(node string, bytes int, changed map[string]int, now time
 // share returns how long a node must wait for the share of one of the namespaces or its own,
 // whichever is sooner; mu must be held. Its own is used last, to be available when namespaces have
 // used up theirs.
-func (p *nodePace) share(n *nodeBudget, bytes int, changed map[string]int, now time.Time) time.Duration {
+func (p *nodePace) share(n *nodeQuota, bytes int, changed map[string]int, now time.Time) time.Duration {
 	for namespace, c := range n.claims {
 		if _, still := changed[namespace]; !still { // changed back
 			p.giveBack(n, namespace, c)
@@ -124,7 +124,7 @@ func (p *nodePace) share(n *nodeBudget, bytes int, changed map[string]int, now t
 func (p *nodePace) waiting(node string, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return max(0, cmp.Or(p.nodes[node], &nodeBudget{}).rendered.Add(nodeRenderPause).Sub(now))
+	return max(0, cmp.Or(p.nodes[node], &nodeQuota{}).rendered.Add(nodeRenderPause).Sub(now))
 }
 
 // writes records that the rules of a node are about to be updated.
@@ -212,14 +212,14 @@ func (p *nodePace) drop(node string) {
 }
 
 // giveAllBack returns the bytes that a node has taken and not written; mu must be held.
-func (p *nodePace) giveAllBack(n *nodeBudget) {
+func (p *nodePace) giveAllBack(n *nodeQuota) {
 	for namespace, c := range n.claims {
 		p.giveBack(n, namespace, c)
 	}
 }
 
 // giveBack returns the bytes that a node has taken of a namespace's share; mu must be held.
-func (p *nodePace) giveBack(n *nodeBudget, namespace string, c *pacing.Claim) {
+func (p *nodePace) giveBack(n *nodeQuota, namespace string, c *pacing.Claim) {
 	p.namespaces.GiveBack(namespace, c)
 	delete(n.claims, namespace)
 }

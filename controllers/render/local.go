@@ -25,7 +25,7 @@ type ServiceSlices struct {
 type Local struct {
 	Services []v1alpha1.ServiceLocalEndpoints
 	Bytes    int // an upper bound of their size as JSON
-	// OverLimit: some Service exceeds a limit of its own and keeps its former local endpoints. The
+	// OverLimit: some Service exceeds a limit of its own and retains its former local endpoints. The
 	// node must be rendered again later, because the end of the excess may not concern it.
 	OverLimit bool
 	LeftOut   []LeftOut // the Services without local endpoints in the rules, in order
@@ -34,7 +34,7 @@ type Local struct {
 // LocalEndpoints returns the endpoints of the given Services on a node, in any state. The winning
 // claim in all slices of a Service decides on which node an endpoint is, as in Service, so an address
 // that is named for two nodes belongs to one of them. The Service itself need not exist: the two
-// rendered kinds never wait for each other. A Service over a limit of its own keeps its local
+// rendered kinds never wait for each other. A Service over a limit of its own retains its local
 // endpoints in current. What exceeds the limits of a node is only counted, and left out.
 func LocalEndpoints(node string, services []ServiceSlices, current []v1alpha1.ServiceLocalEndpoints) Local {
 	former := make(map[types.NamespacedName]*v1alpha1.ServiceLocalEndpoints, len(current))

@@ -19,14 +19,14 @@ var beside = map[string]bool{
 	"PodDisruptionBudget.policy":            true,
 }
 
-// keptByController are the kinds that are not in the bundle, because with keepFlag the
+// maintainedByController are the kinds that are not in the bundle, because with maintainFlag the
 // controller maintains these objects.
-var keptByController = map[string]bool{
+var maintainedByController = map[string]bool{
 	"ValidatingAdmissionPolicy.admissionregistration.k8s.io":        true,
 	"ValidatingAdmissionPolicyBinding.admissionregistration.k8s.io": true,
 }
 
-const keepFlag = "--manage-cluster-objects"
+const maintainFlag = "--manage-cluster-objects"
 
 // objects are the objects of config/manifests by their place in the bundle.
 type objects struct {
@@ -35,7 +35,7 @@ type objects struct {
 	deployments []*unstructured.Unstructured
 	crds        []*crd
 	beside      []*unstructured.Unstructured
-	kept        []string // names of objects that the controller maintains
+	maintained  []string // names of objects that the controller maintains
 
 	// Permissions are in the ClusterServiceVersion, by account.
 	roles    map[roleKey]*unstructured.Unstructured
@@ -137,8 +137,8 @@ func (s *objects) take(o *unstructured.Unstructured) error {
 		switch {
 		case beside[kind]:
 			s.beside = append(s.beside, o)
-		case keptByController[kind]:
-			s.kept = append(s.kept, name(o))
+		case maintainedByController[kind]:
+			s.maintained = append(s.maintained, name(o))
 		default:
 			return fmt.Errorf("%s cannot be in a bundle, or hack/bundle does not support it", kind)
 		}

@@ -104,8 +104,8 @@ func (s *objects) install(v version) ([]any, error) {
 		container["image"] = v.controllerImage
 		args, _, err := unstructured.NestedStringSlice(container, "args")
 		errs = append(errs, err)
-		if len(s.kept) > 0 && !slices.Contains(args, keepFlag) {
-			errs = append(errs, fmt.Errorf("%s lacks the flag %s, without which %s would be missing", name(d), keepFlag, strings.Join(s.kept, ", ")))
+		if len(s.maintained) > 0 && !slices.Contains(args, maintainFlag) {
+			errs = append(errs, fmt.Errorf("%s lacks the flag %s, without which %s would be missing", name(d), maintainFlag, strings.Join(s.maintained, ", ")))
 		}
 		env, _, err := unstructured.NestedSlice(container, "env")
 		errs = append(errs, err)

@@ -193,7 +193,7 @@ func (p *fullPass) forgo() {
 		for _, a := range plan.bindings() {
 			if !stays[a] {
 				p.forgone[name] = append(p.forgone[name], a)
-				tally(p.want.needs.bound, a, -1)
+				addCount(p.want.needs.bound, a, -1)
 			}
 		}
 	}

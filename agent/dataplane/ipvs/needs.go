@@ -74,20 +74,20 @@ func (n *needs) count(p *servicePlan, times int) {
 		return
 	}
 	for _, a := range p.bindings() {
-		tally(n.bound, a, times)
+		addCount(n.bound, a, times)
 	}
 	for _, e := range p.entries {
-		if tally(n.entries, e, times) {
-			tally(n.used, e.set, times)
+		if addCount(n.entries, e, times) {
+			addCount(n.used, e.set, times)
 		}
 	}
 	for _, r := range p.outRules {
-		tally(n.out, r, times)
+		addCount(n.out, r, times)
 	}
 }
 
-// tally adds to a count, and reports whether it has become positive or has ceased to be.
-func tally[K comparable](counts map[K]int, k K, n int) bool {
+// addCount adds to a count, and reports whether it has become positive or has ceased to be.
+func addCount[K comparable](counts map[K]int, k K, n int) bool {
 	before := counts[k]
 	if counts[k] = before + n; before == -n {
 		delete(counts, k)

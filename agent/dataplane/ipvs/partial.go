@@ -333,7 +333,7 @@ func (p *partialPass) fixedRules() (union, after fixedrules.Rules, grows, shrink
 		grows = grows || p.actual.needs.used[e.set] == 0
 	}
 	for _, e := range p.diff.remove {
-		shrinks = tally(usedAfter, e.set, -1) || shrinks
+		shrinks = addCount(usedAfter, e.set, -1) || shrinks
 	}
 	added, removed := changes(p.actual.needs.out, p.delta.out)
 	grows, shrinks = grows || len(added) > 0, shrinks || len(removed) > 0

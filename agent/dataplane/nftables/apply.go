@@ -189,11 +189,11 @@ func (d *destination) size() int {
 
 // forgetClients lets clients that keep an endpoint which is gone get another one.
 func (o operations) forgetClients(u *update) error {
-	if len(u.released) == 0 {
+	if len(u.dropped) == 0 {
 		return nil
 	}
 	gone := map[string]struct{}{}
-	for k, endpoints := range u.released {
+	for k, endpoints := range u.dropped {
 		for _, e := range endpoints {
 			gone[string(k.bytes())+string(endpointData(e))] = struct{}{}
 		}

@@ -46,8 +46,8 @@ type update struct {
 	clusterIPs, hairpin map[netip.Addr]int // differences of counts
 	chains              map[chain]struct{} // new ones
 	numbered            numberedSets       // needed ones; after layout: all
-	// released are endpoints that affine clients may keep no longer, by destination.
-	released map[key][]netip.AddrPort
+	// dropped are endpoints that affine clients may no longer use, by destination.
+	dropped map[key][]netip.AddrPort
 }
 
 func (c *config) newUpdate(of *state) *update {
@@ -55,7 +55,7 @@ func (c *config) newUpdate(of *state) *update {
 		config: c, change: newChange(), of: of,
 		destinations: map[key]owned{}, services: map[dataplane.ServiceName]*servicePlan{},
 		clusterIPs: map[netip.Addr]int{}, hairpin: map[netip.Addr]int{},
-		chains: map[chain]struct{}{}, numbered: numberedSets{}, released: map[key][]netip.AddrPort{},
+		chains: map[chain]struct{}{}, numbered: numberedSets{}, dropped: map[key][]netip.AddrPort{},
 	}
 }
 
@@ -194,7 +194,7 @@ func (u *update) release(before, after *destination) {
 	}
 	for _, e := range slices.Concat(before.endpoints, before.local) {
 		if _, still := has[e]; !still || after.affinity == 0 {
-			u.released[before.key] = append(u.released[before.key], e)
+			u.dropped[before.key] = append(u.dropped[before.key], e)
 		}
 	}
 }

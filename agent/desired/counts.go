@@ -9,8 +9,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
-// tally counts a family's Service as svc and no longer as former, either of which may be nil.
-func (f *familyState) tally(name dataplane.ServiceName, former, svc *dataplane.Service) {
+// recount counts a family's Service as svc and no longer as former, either of which may be nil.
+func (f *familyState) recount(name dataplane.ServiceName, former, svc *dataplane.Service) {
 	f.add(former, -1)
 	f.add(svc, +1)
 	if svc != nil && svc.HealthCheckNodePort != 0 {
