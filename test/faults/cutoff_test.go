@@ -30,7 +30,18 @@ func cutOff(r *run) {
 	stop := r.change(500 * time.Millisecond)
 	r.pass(60 * time.Second)
 	stop()
+	r.met(r.cluster.Node(0))
 	reconnect()
+}
+
+// met fails unless a packet has met the rule of cut.
+func (r *run) met(node *cluster.Node) {
+	// What is listed first is the rule: its counters of packets and bytes, then the rule.
+	listed, err := r.cluster.ControlPlane().Exec(r.ctx, "iptables-nft", "-w", "-nvxL", "INPUT", "1")
+	r.must(err)
+	if counters := strings.Fields(listed); len(counters) == 0 || counters[0] == "0" {
+		r.Errorf("%s was not cut off, no packet has met the rule: %s", node.Name(), listed)
+	}
 }
 
 // cut lets nothing through from a node to the API server, until the returned
@@ -42,15 +53,7 @@ func (r *run) cut(node *cluster.Node, how ...string) (reconnect func()) {
 		r.must(err)
 	}
 	rule("-I")
-	return func() {
-		// What is listed first is the rule: its counters of packets and bytes, then the rule.
-		listed, err := r.cluster.ControlPlane().Exec(r.ctx, "iptables-nft", "-w", "-nvxL", "INPUT", "1")
-		r.must(err)
-		if counters := strings.Fields(listed); len(counters) == 0 || counters[0] == "0" {
-			r.Errorf("%s was not cut off, no packet has met the rule: %s", node.Name(), listed)
-		}
-		rule("-D")
-	}
+	return func() { rule("-D") }
 }
 
 // permissionsRevoked takes the agents' ClusterRole away from them.

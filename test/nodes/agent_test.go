@@ -29,7 +29,7 @@ func TestBesideKubeProxy(t *testing.T) {
 		if err := e.apiServerAnswers(ctx); err != nil {
 			return fmt.Errorf("%w; %s", err, kubeProxy.Tail())
 		}
-		return nil
+		return kubeProxySynced(ctx, e.node)
 	})
 
 	before := e.rules()
