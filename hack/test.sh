@@ -189,13 +189,9 @@ run_api() {
 	run "against a real API server" "$api" -- -p 3 -timeout 30m
 }
 
-# Tests that compare times, which prove nothing under the race detector and take longest there.
-times='^Test(Growth|Repair(InTime|Times)|Connect(Restricted)?\b|WatchCostsLittle|ServiceAtTheLimits)'
-
 run_race() {
-	run "times" "$(packages_with "^func ${times#^}" | matching "$raced")" -- -p 2 -run "$times"
 	local -x CGO_ENABLED=1 # the race detector needs it
-	run "units and the kernel, with the race detector" "$(printf '%s\n%s\n' "$unit" "$kernel" | matching "$raced")" -- -race -skip "$times" -p 3 -timeout 30m
+	run "units and the kernel, with the race detector" "$(printf '%s\n%s\n' "$unit" "$kernel" | matching "$raced")" -- -race -p 3 -timeout 30m
 	need_api
 	run "against a real API server, with the race detector" "$(matching "$raced" <<<"$api")" -- -race -p 2 -timeout 30m
 }
