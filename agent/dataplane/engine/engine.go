@@ -90,14 +90,13 @@ type Engine[P any] struct {
 	Rejected map[dataplane.ServiceName]Rejection[P]
 	// Preserved are the Services whose actual state may be newer than the plan; see Ruleset.Preserve.
 	Preserved map[dataplane.ServiceName]struct{}
+	// Repair, if not nil, writes what the last Verify has found, without reading anything else; enough is
+	// false if that takes a full pass.
+	Repair func(ctx context.Context, r *dataplane.Ruleset) (pass FullPass, enough bool)
 
 	// unfinished are the Services of which a part is left; see Leave. Left: by the running Change.
 	unfinished map[dataplane.ServiceName]struct{}
 	left       bool
-
-	// Repair, if not nil, writes what the last Verify has found, without reading anything else; done is
-	// false if that takes a full pass.
-	Repair func(ctx context.Context, r *dataplane.Ruleset) (pass FullPass, done bool)
 
 	ops   Operations
 	clock clock.PassiveClock
@@ -133,8 +132,8 @@ func (e *Engine[P]) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	changed, done, asked := 0, false, r.Full || !e.ops.Known()
 	var repaired dataplane.Difference
 	if r.Repair && e.Repair != nil && e.ops.Known() {
-		pass, done := e.Repair(ctx, r)
-		asked, changed, repaired = !done, pass.Changed, pass.Repaired
+		pass, enough := e.Repair(ctx, r)
+		asked, changed, repaired = !enough, pass.Changed, pass.Repaired
 	}
 	if !asked {
 		effect := NoEffect

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -305,7 +306,7 @@ func switchRuleset(family dataplane.Family) *dataplane.Ruleset {
 	for range 30 {
 		s := randomService(rng)
 		if family == dataplane.IPv6 {
-			inIPv6(s)
+			dataplanetest.InIPv6(s)
 		}
 		r.Services[s.Name] = s
 	}

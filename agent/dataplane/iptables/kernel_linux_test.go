@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -106,7 +106,7 @@ func holdThePlan(t *testing.T, family dataplane.Family, directory string) {
 	random := func() *dataplane.Service {
 		s := randomService(rng)
 		if family == dataplane.IPv6 {
-			inIPv6(s)
+			dataplanetest.InIPv6(s)
 		}
 		return s
 	}
@@ -135,33 +135,6 @@ func holdThePlan(t *testing.T, family dataplane.Family, directory string) {
 		}
 		if d.Count != 0 || d.Counts[dataplane.Chains] != result.Counts[dataplane.Chains] || d.Counts[dataplane.Rules] != result.Counts[dataplane.Rules] {
 			t.Fatalf("%s, step %d: result %+v, difference %+v", family, step, result, d)
-		}
-	}
-}
-
-// inIPv6 gives a Service an address of IPv6 for each that it has.
-func inIPv6(s *dataplane.Service) {
-	six := func(ip netip.Addr) netip.Addr {
-		out, four := netip.MustParseAddr("2001:db8:46::").As16(), ip.As4()
-		copy(out[12:], four[:])
-		return netip.AddrFrom16(out)
-	}
-	s.ClusterIP = six(s.ClusterIP)
-	for _, list := range [][]netip.Addr{s.ExternalIPs, s.LoadBalancerIPs} {
-		for i := range list {
-			list[i] = six(list[i])
-		}
-	}
-	for i, r := range s.SourceRanges {
-		s.SourceRanges[i] = netip.PrefixFrom(six(r.Addr()), 96+r.Bits())
-	}
-	for i := range s.Ports {
-		p := &s.Ports[i]
-		p.Local = slices.Clone(p.Local) // it may share the memory of the other list
-		for _, list := range [][]netip.AddrPort{p.Cluster, p.Local, p.LocalEndpoints} {
-			for j := range list {
-				list[j] = netip.AddrPortFrom(six(list[j].Addr()), list[j].Port())
-			}
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/dataplanetest"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -132,7 +133,7 @@ func servicesOf(family dataplane.Family, n int) *dataplane.Ruleset {
 	rules := newRuleset()
 	for _, s := range someServices(n) {
 		if family == dataplane.IPv6 {
-			inIPv6(s)
+			dataplanetest.InIPv6(s)
 		}
 		rules.Services[s.Name] = s
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -124,7 +123,7 @@ func testSuspects(t *testing.T, family dataplane.Family, is6 bool) {
 	for n := range 12 {
 		s := randomService(random, n+1)
 		if is6 {
-			s = as6(s)
+			dataplanetest.InIPv6(s)
 		}
 		w.set(s)
 	}
@@ -407,30 +406,4 @@ func TestJournal(t *testing.T) {
 	if _, ok := j.changes(7); ok {
 		t.Error("known without events")
 	}
-}
-
-// as6 is a Service with IPv6 addresses.
-func as6(s *dataplane.Service) *dataplane.Service {
-	address := func(a netip.Addr) netip.Addr {
-		b := netip.MustParseAddr("2001:db8::").As16()
-		copy(b[12:], a.AsSlice())
-		return netip.AddrFrom16(b)
-	}
-	s.ClusterIP = address(s.ClusterIP)
-	for _, list := range [][]netip.Addr{s.ExternalIPs, s.LoadBalancerIPs} {
-		for i := range list {
-			list[i] = address(list[i])
-		}
-	}
-	for i, r := range s.SourceRanges {
-		s.SourceRanges[i] = netip.PrefixFrom(address(r.Addr()), 96+r.Bits())
-	}
-	for i := range s.Ports {
-		for _, list := range [][]netip.AddrPort{s.Ports[i].Cluster, s.Ports[i].Local, s.Ports[i].LocalEndpoints} {
-			for j, e := range list {
-				list[j] = netip.AddrPortFrom(address(e.Addr()), e.Port())
-			}
-		}
-	}
-	return s
 }
