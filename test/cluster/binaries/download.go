@@ -5,9 +5,11 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
+	"crypto/sha512"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"io/fs"
 	"net"
@@ -25,10 +27,6 @@ import (
 const MirrorVariable = "NODEPROXY_RELEASES"
 
 const (
-	// checksumFile pins, in a tool's directory, the release files that may be
-	// downloaded, in the format of sha256sum.
-	checksumFile = "SHA256SUMS"
-
 	// A machine without internet access loses this much.
 	connectTimeout = 3 * time.Second
 	// A link that needs longer than this for a file is hardly faster than a build.
@@ -43,8 +41,12 @@ var errChecksum = errors.New("wrong checksum")
 type release struct {
 	programs []Program                              // that run on any Linux of their architecture
 	base     string                                 // URL that the path is relative to
-	path     func(v, arch string, p Program) string // path of the file with program p
+	path     func(v, arch string, p Program) string // path of the file with program p; "": there is none
 	sums     func(file string) string               // path of the publisher's checksum of a file
+	sumsBase string                                 // that sums are relative to, instead of base
+	// pins is the file, in the tool's directory, that has the checksums of the files that may be
+	// downloaded, in the format of sha256sum and sha512sum.
+	pins string
 }
 
 func kubernetesRelease() release {
@@ -54,17 +56,27 @@ func kubernetesRelease() release {
 		base:     "https://dl.k8s.io/release",
 		path:     func(v, arch string, p Program) string { return path.Join(v, "bin/linux", arch, string(p)) },
 		sums:     func(file string) string { return file + ".sha256" },
+		pins:     "SHA256SUMS",
 	}
 }
 
+// etcdRelease is that of envtest's programs, of which etcd is one: their checksums are published in the
+// repository of controller-tools, those of etcd's own releases only beside the files.
 func etcdRelease() release {
+	with := map[string]string{"v3.6.8": "envtest-v1.36.2"} // by the version of etcd
 	return release{
 		programs: []Program{Etcd},
-		base:     "https://github.com/etcd-io/etcd/releases/download",
+		base:     "https://github.com/kubernetes-sigs/controller-tools/releases/download",
 		path: func(v, arch string, _ Program) string {
-			return path.Join(v, fmt.Sprintf("etcd-%s-linux-%s.tar.gz", v, arch))
+			of := with[v]
+			if of == "" {
+				return ""
+			}
+			return path.Join(of, fmt.Sprintf("%s-linux-%s.tar.gz", of, arch))
 		},
-		sums: func(file string) string { return path.Join(path.Dir(file), "SHA256SUMS") },
+		sums:     func(string) string { return "envtest-releases.yaml" },
+		sumsBase: "https://raw.githubusercontent.com/kubernetes-sigs/controller-tools/main",
+		pins:     "SHA512SUMS",
 	}
 }
 
@@ -98,8 +110,7 @@ func newClient() *http.Client {
 }
 
 // url returns where a release file is.
-func (d downloader) url(r release, file string) string {
-	base := r.base
+func (d downloader) url(base, file string) string {
 	if d.mirror != "" {
 		base = d.mirror
 	}
@@ -113,11 +124,11 @@ func (d downloader) download(ctx context.Context, t tool, version string, progra
 	if t.release == nil || d.mirror == "none" || runtime.GOOS != "linux" {
 		return nil
 	}
-	pins, err := readPins(filepath.Join(d.root, t.directory, checksumFile))
+	r := t.release()
+	pins, err := readPins(filepath.Join(d.root, t.directory, r.pins))
 	if err != nil {
 		return err
 	}
-	r := t.release()
 	for _, p := range programs {
 		file := r.path(version, runtime.GOARCH, p)
 		sum, found := pins[file]
@@ -125,7 +136,7 @@ func (d downloader) download(ctx context.Context, t tool, version string, progra
 			continue
 		}
 		begin := time.Now()
-		size, err := d.fetch(ctx, d.url(r, file), sum, p)
+		size, err := d.fetch(ctx, d.url(r.base, file), sum, p)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -156,13 +167,13 @@ func (d downloader) fetch(ctx context.Context, url, sum string, p Program) (size
 	defer os.RemoveAll(temp)
 
 	whole := filepath.Join(temp, "file")
-	hash := sha256.New()
-	size, err = writeProgram(whole, io.TeeReader(body, hash), d.limit)
+	digest := newDigest(sum)
+	size, err = writeProgram(whole, io.TeeReader(body, digest), d.limit)
 	if err != nil {
 		return 0, fmt.Errorf("reading %s: %w", url, err)
 	}
-	if got := hex.EncodeToString(hash.Sum(nil)); got != sum {
-		return 0, fmt.Errorf("%w: %s has the SHA-256 %s, pinned is %s", errChecksum, url, got, sum)
+	if got := hex.EncodeToString(digest.Sum(nil)); got != sum {
+		return 0, fmt.Errorf("%w: %s has the SHA-%d %s, pinned is %s", errChecksum, url, 8*digest.Size(), got, sum)
 	}
 	program := whole
 	if strings.HasSuffix(url, ".tar.gz") {
@@ -172,6 +183,14 @@ func (d downloader) fetch(ctx context.Context, url, sum string, p Program) (size
 		}
 	}
 	return size, os.Rename(program, filepath.Join(d.dir, string(p)))
+}
+
+// newDigest computes what a checksum is: a SHA-512, or else a SHA-256.
+func newDigest(sum string) hash.Hash {
+	if len(sum) == hex.EncodedLen(sha512.Size) {
+		return sha512.New()
+	}
+	return sha256.New()
 }
 
 // get starts to read the file at url.
@@ -249,7 +268,7 @@ func readPins(name string) (map[string]string, error) {
 	return pins, nil
 }
 
-// parseSums reads the output of sha256sum.
+// parseSums reads the output of sha256sum or sha512sum.
 func parseSums(text string) (map[string]string, error) {
 	sums := map[string]string{}
 	for line := range strings.Lines(text) {
@@ -258,7 +277,7 @@ func parseSums(text string) (map[string]string, error) {
 			continue
 		}
 		if len(fields) != 2 || !isSum(fields[0]) {
-			return nil, fmt.Errorf("%q is not a line of sha256sum", strings.TrimSpace(line))
+			return nil, fmt.Errorf("%q is not a line of sha256sum or sha512sum", strings.TrimSpace(line))
 		}
 		sums[strings.TrimPrefix(fields[1], "*")] = fields[0]
 	}
@@ -267,5 +286,5 @@ func parseSums(text string) (map[string]string, error) {
 
 func isSum(s string) bool {
 	raw, err := hex.DecodeString(s)
-	return err == nil && hex.EncodeToString(raw) == s && len(raw) == sha256.Size
+	return err == nil && hex.EncodeToString(raw) == s && (len(raw) == sha256.Size || len(raw) == sha512.Size)
 }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
+	"crypto/sha512"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -64,7 +65,9 @@ func kubeFile(p Program) string {
 	return fmt.Sprintf("v1.36.3/bin/linux/%s/%s", runtime.GOARCH, p)
 }
 
-func etcdFile() string { return fmt.Sprintf("v3.6.8/etcd-v3.6.8-linux-%s.tar.gz", runtime.GOARCH) }
+func etcdFile() string {
+	return fmt.Sprintf("envtest-v1.36.2/envtest-v1.36.2-linux-%s.tar.gz", runtime.GOARCH)
+}
 
 // archive is a tar.gz with a file in a directory, after another file.
 func archive(t *testing.T, name string, content []byte) []byte {
@@ -108,20 +111,28 @@ func cloneWithPins(t *testing.T, files map[string][]byte) {
 	root := fakeClone(t, "v1.36.3")
 	sums := map[string]string{}
 	for name, content := range files {
-		tool := "hack/kubernetes"
-		if strings.Contains(name, "etcd") {
-			tool = "hack/etcd"
+		pins := "hack/kubernetes/SHA256SUMS"
+		if name == etcdFile() {
+			pins = "hack/etcd/SHA512SUMS"
 		}
-		sums[tool] += fmt.Sprintf("%x  %s\n", sha256.Sum256(content), name)
+		sums[pins] += checksum(name, content) + "  " + name + "\n"
 	}
-	for tool, text := range sums {
-		if err := os.WriteFile(filepath.Join(root, tool, checksumFile), []byte(text), 0o600); err != nil {
+	for pins, text := range sums {
+		if err := os.WriteFile(filepath.Join(root, pins), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Chdir(root)
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	t.Setenv("PATH", "")
+}
+
+// checksum is what the publisher of a file computes of it.
+func checksum(name string, content []byte) string {
+	if strings.HasPrefix(name, "envtest-") {
+		return fmt.Sprintf("%x", sha512.Sum512(content))
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(content))
 }
 
 // kept lists what is in the directory for programs besides the lock.
@@ -200,7 +211,7 @@ func TestEnsureRejectsAnotherFileThanThePinned(t *testing.T) {
 				t.Fatalf("Ensure = %v, want a wrong checksum; it printed %s", err, &out)
 			}
 			for _, part := range []string{
-				file, fmt.Sprintf("%x", sha256.Sum256(pinned[file])), fmt.Sprintf("%x", sha256.Sum256(offered[file])), MirrorVariable + "=none",
+				file, checksum(file, pinned[file]), checksum(file, offered[file]), MirrorVariable + "=none",
 			} {
 				if !strings.Contains(err.Error(), part) {
 					t.Errorf("%q does not state %s", err, part)
@@ -304,30 +315,30 @@ func TestFetchIsBounded(t *testing.T) {
 }
 
 func TestPinWritesThePublishersChecksums(t *testing.T) {
-	files, etcdSums := map[string][]byte{}, ""
-	sum := func(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }
+	files, index := map[string][]byte{}, "releases:\n  v1.36.2:\n"
+	sum := func(file string) string { return checksum(file, []byte(file)) }
 	for _, arch := range []string{"amd64", "arm64"} {
 		for _, p := range kubernetesRelease().programs {
 			file := kubernetesRelease().path("v1.36.3", arch, p)
 			files[file+".sha256"] = []byte(sum(file))
 		}
 		file := etcdRelease().path("v3.6.8", arch, Etcd)
-		etcdSums += sum(file) + "  " + path.Base(file) + "\n"
+		index += fmt.Sprintf("    %s:\n      hash: %s\n      selfLink: x\n", path.Base(file), sum(file))
 	}
-	files["v3.6.8/SHA256SUMS"] = []byte(etcdSums)
+	files["envtest-releases.yaml"] = []byte(index)
 	cloneWithPins(t, nil)
 	t.Setenv(MirrorVariable, serveFiles(t, files).URL+"/mirror")
 
 	if err := Pin(t.Context(), &bytes.Buffer{}); err != nil {
 		t.Fatal(err)
 	}
-	for tool, count := range map[string]int{"hack/kubernetes": 2 * len(kubernetesRelease().programs), "hack/etcd": 2} {
-		pins, err := readPins(filepath.Join(tool, checksumFile))
+	for name, count := range map[string]int{"hack/kubernetes/SHA256SUMS": 2 * len(kubernetesRelease().programs), "hack/etcd/SHA512SUMS": 2} {
+		pins, err := readPins(name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(pins) != count {
-			t.Errorf("%s pins %d files, want %d", tool, len(pins), count)
+			t.Errorf("%s pins %d files, want %d", name, len(pins), count)
 		}
 		for file, got := range pins {
 			if got != sum(file) {
@@ -337,18 +348,32 @@ func TestPinWritesThePublishersChecksums(t *testing.T) {
 	}
 }
 
-// TestCheckedInPins reads what this clone pins: a line that does not parse would
-// stop every first run.
+// TestCheckedInPins: what this clone can download is pinned for the versions that it uses. A line that
+// does not parse would stop every first run.
 func TestCheckedInPins(t *testing.T) {
 	root, err := findRoot()
 	if err != nil {
 		t.Fatal(err)
 	}
-	pins, err := readPins(filepath.Join(root, "hack/kubernetes", checksumFile))
+	_, versions, err := directory(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(pins) == 0 {
-		t.Error("no release file of Kubernetes is pinned")
+	for _, tool := range tools() {
+		if tool.release == nil {
+			continue
+		}
+		r := tool.release()
+		pins, err := readPins(filepath.Join(root, tool.directory, r.pins))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, arch := range []string{"amd64", "arm64"} {
+			for _, p := range r.programs {
+				if file := r.path(versions[tool.module], arch, p); pins[file] == "" {
+					t.Errorf("%s %s for %s is not pinned", p, versions[tool.module], arch)
+				}
+			}
+		}
 	}
 }

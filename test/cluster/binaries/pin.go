@@ -1,6 +1,7 @@
 package binaries
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -8,13 +9,15 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"sigs.k8s.io/yaml"
 )
 
 // maxSumsSize bounds a publisher's file of checksums.
 const maxSumsSize = 1 << 20
 
 // Pin writes the publishers' checksums of the versions in the tools' go.mod files
-// to their SHA256SUMS files. Look at the change before you commit it.
+// to the tools' files of pins. Look at the change before you commit it.
 func Pin(ctx context.Context, out io.Writer) error {
 	root, err := findRoot()
 	if err != nil {
@@ -29,11 +32,12 @@ func Pin(ctx context.Context, out io.Writer) error {
 		if t.release == nil {
 			continue
 		}
-		text, err := d.sums(ctx, t.release(), versions[t.module])
+		r := t.release()
+		text, err := d.sums(ctx, r, versions[t.module])
 		if err != nil {
 			return fmt.Errorf("pinning the checksums of %s: %w", t.module, err)
 		}
-		name := filepath.Join(root, t.directory, checksumFile)
+		name := filepath.Join(root, t.directory, r.pins)
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			return fmt.Errorf("pinning the checksums of %s: %w", t.module, err)
 		}
@@ -42,13 +46,16 @@ func Pin(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// sums returns the checksums of a release's files in the format of sha256sum.
+// sums returns the checksums of a release's files in the format of sha256sum and sha512sum.
 func (d downloader) sums(ctx context.Context, r release, version string) (string, error) {
 	var text strings.Builder
 	for _, arch := range []string{"amd64", "arm64"} {
 		for _, p := range r.programs {
 			file := r.path(version, arch, p)
-			sum, err := d.publishedSum(ctx, d.url(r, r.sums(file)), path.Base(file))
+			if file == "" {
+				return "", fmt.Errorf("it is not known which release has %s %s", p, version)
+			}
+			sum, err := d.publishedSum(ctx, d.url(cmp.Or(r.sumsBase, r.base), r.sums(file)), path.Base(file))
 			if err != nil {
 				return "", err
 			}
@@ -58,8 +65,8 @@ func (d downloader) sums(ctx context.Context, r release, version string) (string
 	return text.String(), nil
 }
 
-// publishedSum returns the checksum of a file from a publisher's list, or from a
-// publisher's file with nothing but the checksum.
+// publishedSum returns the checksum of a file from a publisher's list, in the format of
+// sha256sum or of envtest, or from a publisher's file with nothing but the checksum.
 func (d downloader) publishedSum(ctx context.Context, url, name string) (string, error) {
 	body, err := d.get(ctx, url)
 	if err != nil {
@@ -73,7 +80,11 @@ func (d downloader) publishedSum(ctx context.Context, url, name string) (string,
 	if sum := strings.TrimSpace(string(text)); isSum(sum) {
 		return sum, nil
 	}
-	sums, err := parseSums(string(text))
+	parse := parseSums
+	if path.Ext(url) == ".yaml" {
+		parse = parseIndex
+	}
+	sums, err := parse(string(text))
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", url, err)
 	}
@@ -82,4 +93,26 @@ func (d downloader) publishedSum(ctx context.Context, url, name string) (string,
 		return "", fmt.Errorf("%s has no checksum of %s", url, name)
 	}
 	return sum, nil
+}
+
+// parseIndex reads envtest-releases.yaml.
+func parseIndex(text string) (map[string]string, error) {
+	var index struct {
+		Releases map[string]map[string]struct {
+			Hash string `json:"hash"`
+		} `json:"releases"`
+	}
+	if err := yaml.Unmarshal([]byte(text), &index); err != nil {
+		return nil, err
+	}
+	sums := map[string]string{}
+	for _, files := range index.Releases {
+		for name, file := range files {
+			if !isSum(file.Hash) {
+				return nil, fmt.Errorf("%q is not a checksum of %s", file.Hash, name)
+			}
+			sums[name] = file.Hash
+		}
+	}
+	return sums, nil
 }

@@ -21,7 +21,7 @@ func main() {
 func run() error {
 	kubeProxy := flag.Bool("kube-proxy", false, "provide kube-proxy too, the peer of comparisons")
 	realNodes := flag.Bool("real-nodes", false, "provide what clusters with real kubelets need, too: kubelet, kube-scheduler and CoreDNS")
-	pin := flag.Bool("pin", false, "only write the publishers' checksums of the versions in go.mod to hack/*/SHA256SUMS, which needs internet access")
+	pin := flag.Bool("pin", false, "only write the publishers' checksums of the versions in go.mod to hack/*/SHA*SUMS, which needs internet access")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
