@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// TestWatchCostsLittle measures what the watch costs while another program
+// TestTimeOfWatching measures what the watch costs while another program
 // writes rules that are not ours all the time, as some CNI plugins do.
-func TestWatchCostsLittle(t *testing.T) {
+func TestTimeOfWatching(t *testing.T) {
 	if !inOwnNamespace(t) {
 		return
 	}

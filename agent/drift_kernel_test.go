@@ -266,9 +266,9 @@ func repairSizes(t *testing.T, sizes ...int) []int {
 	return sizes
 }
 
-// TestRepairTimesNFTables measures how long it takes from a change by another program until the table is
+// TestTimeOfRepairsNFTables measures how long it takes from a change by another program until the table is
 // as it was.
-func TestRepairTimesNFTables(t *testing.T) {
+func TestTimeOfRepairsNFTables(t *testing.T) {
 	for _, change := range []struct {
 		name, command string
 		sizes         []int // at 5,000 Services, limits are five times what is promised
@@ -310,8 +310,8 @@ func measureRepairNFTables(t *testing.T, change string, services int, limit time
 	}
 }
 
-// TestRepairTimes measures how long it takes from a flush until all rules are back.
-func TestRepairTimes(t *testing.T) {
+// TestTimeOfRepairs measures how long it takes from a flush until all rules are back.
+func TestTimeOfRepairs(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		for _, size := range repairSizes(t, 100, 1000) {
 			t.Run(fmt.Sprintf("%s/%d", variant, size), func(t *testing.T) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests: hack/test.sh [quick|all|long|unit|api|kernel|parity|ipvs|faults|e2e|images|race|demo|speed|tenants|fuzz|soak|oldest|raced-faults]
+# Runs tests: hack/test.sh [quick|all|long|unit|api|kernel|parity|ipvs|faults|e2e|images|race|times|demo|speed|tenants|fuzz|soak|oldest|raced-faults]
 #
 #   quick   what a newcomer runs: unit, api, kernel without whole nodes, and the demo
 #   all     what gates a change: everything below except the last four, with the race detector for
@@ -17,6 +17,7 @@
 #   e2e     nodeproxy on real clusters, from its installation to its removal
 #   images  the container images, written twice, and their programs
 #   race    tests of unit, api and kernel that run in one process, with the race detector
+#   times   those of them that judge times, which the race detector would make longer
 #   demo    make demo
 #   speed   how long users wait: at most five times as long as typical
 #   tenants one tenant attacks and must not harm another
@@ -89,6 +90,7 @@ unit=$(packages_with '' | without "$api" | without "$kernel" | without "$suites"
 # The packages whose tests run in one process, where the race detector works. The other
 # packages of test/ start programs or read files.
 raced='api|agent|cmd|controllers|hack|test/lifecycle|test/rollouts/simulated'
+timed='^Test(Growth|TimeOf)'
 
 temp=$(mktemp -d)
 aside=
@@ -189,12 +191,15 @@ run_api() {
 	run "against a real API server" "$api" -- -p 3 -timeout 30m
 }
 
+# Those with an API server mostly wait, and begin first.
 run_race() {
 	local -x CGO_ENABLED=1 # the race detector needs it
-	run "units and the kernel, with the race detector" "$(printf '%s\n%s\n' "$unit" "$kernel" | matching "$raced")" -- -race -p 3 -timeout 30m
 	need_api
-	run "against a real API server, with the race detector" "$(matching "$raced" <<<"$api")" -- -race -p 2 -timeout 30m
+	run "with the race detector" "$(printf '%s\n%s\n%s\n' "$api" "$unit" "$kernel" | matching "$raced")" -- -race -p 4 -timeout 30m -skip "$timed"
 }
+
+# Runs alone.
+run_times() { run "times" "$(packages_with "func ${timed#^}" | matching "$raced")" -- -run "$timed" -p 1; }
 
 # Tests of nodes mostly wait, so several run in parallel.
 run_kernel() { run "on the real kernel" "$kernel" "${retry[@]}" -- -p 2 -timeout 30m -parallel 3; }
@@ -288,6 +293,7 @@ run_oldest() {
 run_all() {
 	need_api
 	run_race
+	run_times
 	unit=$(not_matching "$raced" <<<"$unit")
 	api=$(not_matching "$raced" <<<"$api")
 	kernel=$(not_matching "$raced" <<<"$kernel")
@@ -363,7 +369,7 @@ unit | images | fuzz) ;;
 esac
 
 case $what in
-quick | all | long | unit | api | kernel | parity | ipvs | faults | e2e | images | race | demo | speed | tenants | fuzz | soak | oldest | raced-faults)
+quick | all | long | unit | api | kernel | parity | ipvs | faults | e2e | images | race | times | demo | speed | tenants | fuzz | soak | oldest | raced-faults)
 	"run_${what//-/_}"
 	;;
 *)

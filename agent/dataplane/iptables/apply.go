@@ -12,16 +12,33 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 )
 
-// Limits of one call of iptables-restore in the nf_tables variant, where the
+// callLimits are those of one call of iptables-restore in the nf_tables variant, where the
 // time of a call grows with the square of what it carries. One Service may need more: see
 // calls.
-const (
-	batchRules  = 3000
-	batchChains = 2000
-	// largeRules is the same where one call can be made to take less: see
+type callLimits struct {
+	rules, chains int
+	// large is the same as rules where one call can be made to take less: see
 	// listAll. It bounds the memory of iptables-restore to about 100 MB.
-	largeRules = 60000
-)
+	large int
+	// part is the same of a Service that may pause between two calls: others' changes
+	// wait for a call, and while the kernel commits one of rules, no connection is set up.
+	part int
+	// late is of how many endpoints a Service has laterTexts.
+	late int
+}
+
+func usualLimits() callLimits {
+	return callLimits{rules: 3000, chains: 2000, large: 60_000, part: 750, late: 1000}
+}
+
+// of are the limits for a kernel.
+func (l callLimits) of(k kernel) callLimits {
+	if k.legacy() {
+		const all = 1 << 30 // each call rewrites the table: as few as can be
+		return callLimits{rules: all, chains: all, large: all, part: all, late: l.late}
+	}
+	return l
+}
 
 // Apply implements dataplane.Dataplane.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
@@ -192,15 +209,6 @@ func (t *transaction) fill(ctx context.Context, k kernel) error {
 	t.appendRules(t.sweep.in, t.sweep.add)
 	t.appendRules(t.sweep.in, t.sweep.rest(rules))
 	return nil
-}
-
-// perCall is how much one call of iptables-restore may carry, given the limit
-// of the nf_tables variant.
-func perCall(k kernel, limit int) int {
-	if k.legacy() {
-		return 1 << 30 // each call rewrites the table: as few as can be
-	}
-	return limit
 }
 
 func (p *planned) lines() int {

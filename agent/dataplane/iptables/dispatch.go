@@ -69,7 +69,7 @@ func (p *fullPass) writeDispatchInParts(ctx context.Context, diffs []*sharedDiff
 	if err := p.addDispatch(ctx, additions); err != nil {
 		return err
 	}
-	c := &calls{limit: perCall(p.kernel, batchRules)}
+	c := &calls{limit: p.limits.of(p.kernel).rules}
 	for _, in := range []table{nat, filter} { // what is rejected stays so until it is translated
 		for _, d := range diffs {
 			if d.chain.id.table != in {

@@ -137,16 +137,16 @@ func (p *fullPass) writeAtOnce(ctx context.Context) (bool, error) {
 	for name := range different {
 		size += p.want.services[name].lines()
 	}
-	limit := perCall(p.kernel, batchRules)
+	limit := p.limits.of(p.kernel).rules
 	large := size > limit && size > p.state.rulesOf(nat)
 	if large {
-		limit = largeRules
+		limit = p.limits.large
 	}
 	diffs := p.compareDispatch()
 	if size > limit || p.tooManyFor(diffs) || len(p.engine.Rejected) > len(p.rests) {
 		return false, nil
 	}
-	all := &calls{limit: perCall(p.kernel, largeRules)} // one: size is less
+	all := &calls{limit: p.limits.of(p.kernel).large} // one: size is less
 	t := all.with(0)
 	t.large = large
 	p.addChains(all, slices.SortedFunc(maps.Keys(different), dataplane.ServiceName.Compare), different)
@@ -178,7 +178,7 @@ func (p *fullPass) tooManyFor(diffs []*sharedDiff) bool {
 	for _, d := range diffs {
 		lines += len(d.add) + len(d.remove)
 	}
-	return lines > perCall(p.kernel, largeRules)
+	return lines > p.limits.of(p.kernel).large
 }
 
 // writeRejections adds missing filter rules before chains
@@ -197,7 +197,7 @@ func (p *fullPass) writeRejections(ctx context.Context) error {
 		written []dispatchRule
 		err     error
 	)
-	for rules := range slices.Chunk(missing, perCall(p.kernel, largeRules)) {
+	for rules := range slices.Chunk(missing, p.limits.of(p.kernel).large) {
 		var t transaction
 		for _, r := range rules {
 			t.addRule(r.dispatchRule)
@@ -242,7 +242,7 @@ func (p *fullPass) writeChains(ctx context.Context) error {
 func (p *fullPass) addChains(c *calls, names []dataplane.ServiceName, different map[dataplane.ServiceName][]string) {
 	for _, name := range names {
 		differs := sets.New(different[name]...)
-		plan := p.want.config.postpone(p.ruleset.Services[name], func(c *chain) bool { return differs.Has(c.name) })
+		plan := p.want.config.postpone(p.ruleset.Services[name], p.limits, func(c *chain) bool { return differs.Has(c.name) })
 		change := &serviceChange{}
 		for i := range plan.chains {
 			chain := &plan.chains[i]
@@ -282,7 +282,7 @@ func (p *fullPass) deleteStale(ctx context.Context) error {
 	if !p.scope.prune {
 		return nil
 	}
-	limit := perCall(p.kernel, batchChains)
+	limit := p.limits.of(p.kernel).chains
 	stale := staleChains(p.want, p.state, &p.scope)
 	// Emptied first: they jump to each other.
 	full := slices.DeleteFunc(slices.Clone(stale), func(name string) bool { return p.state.chains[chainID{nat, name}].count == 0 })

@@ -107,6 +107,7 @@ type Dataplane struct {
 	proc    string
 	sysctl  string // where support of the family is read
 	sysctls dataplane.Sysctls
+	limits  callLimits
 	// interfaceIPs reads the addresses of the node's interfaces. It is called
 	// from several goroutines.
 	interfaceIPs func() ([]netip.Addr, error)
@@ -163,6 +164,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 		proc:    procDirectory,
 		sysctl:  o.SysctlDirectory,
 		sysctls: sysctls,
+		limits:  usualLimits(),
 		written: map[table]int{},
 
 		interfaceIPs: dataplane.InterfaceAddresses,

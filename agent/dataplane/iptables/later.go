@@ -15,20 +15,17 @@ type laterTexts struct {
 	known  map[string]string // by the chain's name
 }
 
-// late is the number of endpoints of all ports from which a Service has laterTexts.
-const late = 1000
-
 // postpone has the chains of a large Service planned without texts, but for those that one call may
 // not carry.
-func (c *config) postpone(s *dataplane.Service, written func(*chain) bool) servicePlan {
+func (c *config) postpone(s *dataplane.Service, limits callLimits, written func(*chain) bool) servicePlan {
 	endpoints := 0
 	for i := range s.Ports {
 		endpoints += len(s.Ports[i].Cluster) + len(s.Ports[i].Local)
 	}
-	if endpoints < late {
+	if endpoints < limits.late {
 		return c.planTexts(s, written)
 	}
-	out := c.planTexts(s, func(c *chain) bool { return c.rules >= partRules && written(c) })
+	out := c.planTexts(s, func(c *chain) bool { return c.rules >= limits.part && written(c) })
 	later := &laterTexts{config: c, svc: s}
 	for i := range out.chains {
 		if c := &out.chains[i]; c.text == "" {

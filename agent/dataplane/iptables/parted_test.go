@@ -50,9 +50,14 @@ const hugeIP = "172.30.9.9"
 func newParted(t *testing.T, ports, longest int) *parted {
 	f := newFixture(t)
 	p := &parted{fixture: f, kernel: &stepKernel{fakeKernel: f.kernel}, ports: ports, longest: longest}
-	f.plane.kernel = p.kernel
+	p.begin()
 	f.set(someServices(2)...)
 	return p
+}
+
+// begin has the data plane use the kernel, by calls that carry a tenth of what they usually do.
+func (p *parted) begin() {
+	p.plane.kernel, p.plane.limits = p.kernel, callLimits{rules: 300, chains: 200, large: 6000, part: 75, late: 100}
 }
 
 // huge returns the Service with endpoints from one number up to another at each port.
@@ -100,9 +105,9 @@ func (p *parted) watched(from, to int, other kernelmodel.Fate) dataplane.Result 
 	p.calls = 0
 	p.kernel.after = func(input string) {
 		p.calls++
-		most := max(batchRules, p.longest) + 10
+		most := max(p.plane.limits.rules, p.longest) + 10
 		if p.rules.Full || strings.Contains(input, "\n"+listAll) {
-			most = largeRules + 10
+			most = p.plane.limits.large + 10
 		}
 		if lines := strings.Count(input, "\n"); lines > most {
 			p.Errorf("call %d has %d lines, more than %d", p.calls, lines, most)
@@ -160,13 +165,13 @@ func TestHugeServiceIsWrittenInParts(t *testing.T) {
 	for name, c := range map[string]struct {
 		ports, endpoints, affinity int
 	}{
-		"many ports":     {200, 100, 0}, // more than largeRules, too
-		"many endpoints": {1, 4000, 10800},
+		"many ports":     {20, 100, 0}, // more than the limit of large calls, too
+		"many endpoints": {1, 400, 10800},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newParted(t, c.ports, 2*c.endpoints) // with affinity
 			p.apply()
-			all := c.ports * c.endpoints * 3 / batchRules // chains of endpoints alone
+			all := c.ports * c.endpoints * 3 / p.plane.limits.rules // chains of endpoints alone
 
 			p.set(p.huge(c.affinity, 0, c.endpoints))
 			p.applied(0, c.endpoints, kernelmodel.Passed)
@@ -183,7 +188,7 @@ func TestHugeServiceIsWrittenInParts(t *testing.T) {
 			p.set(p.huge(c.affinity, 0, c.endpoints))
 			p.rules.Full = true
 			p.applied(0, c.endpoints, kernelmodel.Rejected)
-			if c.ports*c.endpoints*4 > largeRules {
+			if c.ports*c.endpoints*4 > p.plane.limits.large {
 				p.expectCalls("creation by a full pass", all)
 			}
 
@@ -199,13 +204,14 @@ func TestHugeServiceIsWrittenInParts(t *testing.T) {
 func TestServiceAtTheLimitsIsWrittenInParts(t *testing.T) {
 	const endpoints = v1alpha1.MaxServicePortEndpoints / v1alpha1.MaxServicePorts
 	p := newParted(t, v1alpha1.MaxServicePorts, endpoints)
+	p.plane.limits = usualLimits()
 	p.apply()
 	p.kernel.idle = true
 	lines := 0
 	p.kernel.after = func(input string) {
 		p.calls++
 		n := strings.Count(input, "\n")
-		if lines += n; n > batchRules+10 {
+		if lines += n; n > p.plane.limits.rules+10 {
 			t.Errorf("a call has %d lines", n)
 		}
 	}
@@ -215,7 +221,7 @@ func TestServiceAtTheLimitsIsWrittenInParts(t *testing.T) {
 			p.remove(p.huge(0, 0, 0).Name)
 		}
 		p.apply()
-		p.expectCalls(what, lines/batchRules)
+		p.expectCalls(what, lines/p.plane.limits.rules)
 		if lines < 2*v1alpha1.MaxServicePortEndpoints {
 			t.Errorf("%s takes %d lines", what, lines)
 		}
@@ -226,15 +232,15 @@ func TestServiceAtTheLimitsIsWrittenInParts(t *testing.T) {
 func TestManyRulesInSharedChainsAreWrittenInParts(t *testing.T) {
 	p := newParted(t, 100, 2)
 	huge := p.huge(0, 0, 1)
-	// Each address has a rule in each of three chains: the model's time goes with their square.
+	// Each address has a rule in each of three chains.
 	huge.ExternalLocal, huge.SourceRanges = true, []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
-	for i := range largeRules/300 + 1 {
+	for i := range p.plane.limits.large/300 + 1 {
 		huge.LoadBalancerIPs = append(huge.LoadBalancerIPs, netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}))
 	}
 	p.set(huge)
 	p.applied(0, 1, kernelmodel.Passed)
-	p.expectCalls("a first load", largeRules/batchRules)
-	p.expect("198.18.0.199:100", "", func(e netip.AddrPort) bool { return e == hugeEndpoint(0) })
+	p.expectCalls("a first load", p.plane.limits.large/p.plane.limits.rules)
+	p.expect("198.18.0.19:100", "", func(e netip.AddrPort) bool { return e == hugeEndpoint(0) })
 }
 
 // TestChangeIsInOneCallIfItFits: the steps are for what does not.
@@ -281,8 +287,8 @@ func TestRejectedInTheMiddle(t *testing.T) {
 		ports, endpoints, ranges int
 		line                     string // that is rejected
 	}{
-		"a rule of a shared chain": {40, 50, 0, `-I KUBE-SERVICES -m comment --comment "ns/huge:p39 cluster IP"`},
-		"a rule of a long chain":   {1, 1600, 3200, " -s " + hugeRange(2200).Addr().String() + "/32 "},
+		"a rule of a shared chain": {20, 20, 0, `-I KUBE-SERVICES -m comment --comment "ns/huge:p19 cluster IP"`},
+		"a rule of a long chain":   {1, 160, 320, " -s " + hugeRange(220).Addr().String() + "/32 "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newParted(t, c.ports, 2*c.endpoints)
@@ -340,6 +346,7 @@ func TestRejectedInTheMiddle(t *testing.T) {
 func TestRejectedChangeInTheMiddle(t *testing.T) {
 	const endpoints = 50
 	p := newParted(t, 100, endpoints)
+	p.plane.limits = usualLimits()
 	p.kernel.other = new(uint32)
 	previous, huge := p.huge(0, 0, endpoints), p.huge(0, endpoints/2, endpoints*3/2)
 	p.set(previous)
@@ -431,7 +438,7 @@ func TestChainThatCannotBeListed(t *testing.T) {
 // TestRejectedInTheMiddleOfAFullPass: what went in and nothing leads to goes, and it is known
 // what the kernel has.
 func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
-	const endpoints = 1600
+	const endpoints = 160
 	p := newParted(t, 1, 2*endpoints)
 	p.set(p.huge(10800, 0, endpoints))
 	p.applied(0, endpoints, kernelmodel.Passed)
@@ -441,7 +448,7 @@ func TestRejectedInTheMiddleOfAFullPass(t *testing.T) {
 	p.kernel.tables.Reject = func(line string) bool { return strings.Contains(line, "--rcheck") } // in the first chain that packets may pass
 	p.set(huge)
 	p.restart()
-	p.plane.kernel = p.kernel
+	p.begin()
 	result := p.watched(0, 2*endpoints, "")
 	if _, rejected := result.Rejected[huge.Name]; !rejected || len(result.Rejected) != 1 || result.Kind != v1alpha1.SyncFull {
 		t.Fatalf("result %+v", result)

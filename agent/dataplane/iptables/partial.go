@@ -33,7 +33,7 @@ func (d *Dataplane) applyChanged(ctx context.Context, r *dataplane.Ruleset, name
 	p := &partialPass{Dataplane: d, ctx: ctx, ruleset: r, sound: d.undisturbed(), plans: map[dataplane.ServiceName]*planned{}}
 	p.faults = d.newIsolation(maxPartialRuns, p.size, p.plans)
 	if r.Pause != nil { // what may pause comes after everything that does not
-		p.faults.LargeSize = min(p.faults.LargeSize, perCall(d.kernel, partRules))
+		p.faults.LargeSize = min(p.faults.LargeSize, d.limits.of(d.kernel).part)
 	}
 	err = p.faults.Write(names, p.writeBatch)
 	paused := errors.Is(err, errPaused)
@@ -102,7 +102,7 @@ func (p *partialPass) changes(name dataplane.ServiceName) []*serviceChange {
 	again := actual.lines() > maxParts
 	var plan *servicePlan
 	if svc := p.ruleset.Services[name]; svc != nil {
-		planned := p.actual.config.postpone(svc, p.differs(actual, again))
+		planned := p.actual.config.postpone(svc, p.limits, p.differs(actual, again))
 		plan = &planned
 		p.plans[name] = plan.planned()
 	}
@@ -124,10 +124,6 @@ func (p *partialPass) differs(actual *planned, all bool) func(*chain) bool {
 	}
 }
 
-// partRules is how many lines a call carries of a Service that may pause between two: others' changes
-// wait for a call, and while the kernel commits one of batchRules, no connection is set up.
-const partRules = 750
-
 // writeBatch writes some Services. A call that is rejected changes nothing. What earlier calls
 // wrote stays and is known: they are complete steps of the change, and reverting them
 // takes rules that are not remembered and as many calls again, at each retry. Only a
@@ -135,7 +131,7 @@ const partRules = 750
 func (p *partialPass) writeBatch(batch []dataplane.ServiceName) error {
 	c := &calls{limit: p.faults.Capacity}
 	if len(batch) == 1 && p.ruleset.Pause != nil {
-		c.limit = perCall(p.kernel, min(partRules, c.limit))
+		c.limit = min(p.limits.of(p.kernel).part, c.limit)
 	}
 	different := 0
 	for _, name := range batch {
@@ -266,7 +262,7 @@ const alone = math.MaxInt32
 // one call of iptables-restore unless it is a single Service. Sizes are lines.
 func (d *Dataplane) newIsolation(limit int, size func(dataplane.ServiceName) int, plans map[dataplane.ServiceName]*planned) *engine.Isolation[planned] {
 	return &engine.Isolation[planned]{
-		Limit: limit, RetryLimit: maxRetryRuns, Capacity: perCall(d.kernel, batchRules), LargeSize: batchRules, Size: size,
+		Limit: limit, RetryLimit: maxRetryRuns, Capacity: d.limits.of(d.kernel).rules, LargeSize: d.limits.rules, Size: size,
 		Rejection: isRejection,
 		Suspects: func(batch []dataplane.ServiceName, err error) (those, rest []dataplane.ServiceName) {
 			return suspects(batch, err, plans)

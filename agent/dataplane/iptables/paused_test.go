@@ -13,7 +13,7 @@ import (
 
 // paused is a Service that is written in parts: each Apply has a call, and then other changes wait.
 func newPaused(t *testing.T, endpoints int) *parted {
-	p := newParted(t, 100, 2*endpoints)
+	p := newParted(t, 50, 2*endpoints)
 	p.kernel.other = new(uint32)
 	p.apply()
 	p.rules.Pause = func() bool { return true }
@@ -61,9 +61,9 @@ func (p *parted) rest(next *dataplane.Service, from, to int, other kernelmodel.F
 
 // TestPauseAmidALongChain, of which one call carries a part, does not begin it anew.
 func TestPauseAmidALongChain(t *testing.T) {
-	const endpoints = 50
+	const endpoints = 10
 	p := newParted(t, 1, 2*endpoints)
-	p.ranges = 3200
+	p.ranges = 320
 	p.apply()
 	p.rules.Pause = func() bool { return true }
 	for range 10 {
@@ -79,7 +79,7 @@ func TestPauseAmidALongChain(t *testing.T) {
 // TestPauseBetweenParts: after each part packets meet complete chains, and other Services are written
 // in between.
 func TestPauseBetweenParts(t *testing.T) {
-	const endpoints = 50
+	const endpoints = 10
 	p := newPaused(t, endpoints)
 	huge := p.huge(0, 0, endpoints)
 	p.set(huge)
@@ -94,8 +94,8 @@ func TestPauseBetweenParts(t *testing.T) {
 	if len(p.fixture.kernel.writes) != 1 {
 		t.Errorf("a small change writes %d times", len(p.fixture.kernel.writes))
 	}
-	if parts := p.rest(huge, 0, endpoints, kernelmodel.Passed); parts < 3*100*endpoints/partRules {
-		t.Errorf("%d parts are left: others' changes wait for more than partRules lines", parts)
+	if parts := p.rest(huge, 0, endpoints, kernelmodel.Passed); parts < 3*p.ports*endpoints/p.plane.limits.part {
+		t.Errorf("%d parts are left: others' changes wait for more lines than a part has", parts)
 	}
 	next := p.huge(0, endpoints/2, endpoints*3/2)
 	if parts := p.rest(next, 0, endpoints*3/2, ""); parts < 4 {
@@ -115,7 +115,7 @@ func TestPauseBetweenParts(t *testing.T) {
 
 // TestSmallOnesComeBeforeTheFirstPart, and others that are large after the last one.
 func TestSmallOnesComeBeforeTheFirstPart(t *testing.T) {
-	const endpoints = 50
+	const endpoints = 10
 	p := newPaused(t, endpoints)
 	huge := p.huge(0, 0, endpoints)
 	other := *huge
@@ -148,7 +148,7 @@ func TestSmallOnesComeBeforeAnyPart(t *testing.T) {
 	small.Name = dataplane.ServiceName{Namespace: "zz", Name: "small"}
 	p.set(small)
 	for n := range 4 {
-		more := *p.huge(0, 0, 60)
+		more := *p.huge(0, 0, 6)
 		more.Name.Name, more.ClusterIP = fmt.Sprintf("huge%d", n), netip.AddrFrom4([4]byte{172, 30, 1, byte(n + 1)})
 		p.set(&more)
 	}
@@ -161,7 +161,7 @@ func TestSmallOnesComeBeforeAnyPart(t *testing.T) {
 
 // TestKilledBetweenParts: the next agent does not know what was written, and writes the rest.
 func TestKilledBetweenParts(t *testing.T) {
-	const endpoints = 50
+	const endpoints = 10
 	for name, next := range map[string]func(p *parted) *dataplane.Service{
 		"same": func(p *parted) *dataplane.Service { return p.huge(0, endpoints/2, endpoints*3/2) },
 		"back": func(p *parted) *dataplane.Service { return p.huge(0, 0, endpoints) },
@@ -175,7 +175,7 @@ func TestKilledBetweenParts(t *testing.T) {
 				p.part(0, endpoints*3/2, "")
 			}
 			p.restart()
-			p.plane.kernel = p.kernel
+			p.begin()
 			p.remove(p.huge(0, 0, 0).Name)
 			other := kernelmodel.Passed
 			if s := next(p); s != nil {
@@ -193,10 +193,10 @@ func TestKilledBetweenParts(t *testing.T) {
 // TestRejectedInALaterPart: the Service is rejected alone, what earlier parts wrote is known, and a
 // retry writes the rest.
 func TestRejectedInALaterPart(t *testing.T) {
-	const endpoints = 50
+	const endpoints = 10
 	p := newPaused(t, endpoints)
 	huge := p.huge(0, 0, endpoints)
-	late := "-A " + prefixCluster + chainHash(portName(huge.Name, "p50"), "tcp", "") + " "
+	late := "-A " + prefixCluster + chainHash(portName(huge.Name, "p25"), "tcp", "") + " "
 	p.kernel.tables.Reject = func(line string) bool { return strings.HasPrefix(line, late) }
 	p.set(huge)
 	for n := 0; p.plane.engine.Rejected[huge.Name].Reason == ""; n++ {
@@ -226,13 +226,13 @@ func TestRejectedInALaterPart(t *testing.T) {
 
 // TestFullPassDoesNotPause, and ends what was left.
 func TestFullPassDoesNotPause(t *testing.T) {
-	p := newPaused(t, 50)
-	p.set(p.huge(0, 0, 50))
-	p.part(0, 50, kernelmodel.Passed)
+	p := newPaused(t, 10)
+	p.set(p.huge(0, 0, 10))
+	p.part(0, 10, kernelmodel.Passed)
 	p.rules.Full = true
-	if result := p.watched(0, 50, kernelmodel.Passed); len(result.Unfinished) > 0 {
+	if result := p.watched(0, 10, kernelmodel.Passed); len(result.Unfinished) > 0 {
 		t.Fatalf("%+v", result)
 	}
 	p.set(someServices(3)[2])
-	p.check(p.watched(0, 50, kernelmodel.Passed))
+	p.check(p.watched(0, 10, kernelmodel.Passed))
 }

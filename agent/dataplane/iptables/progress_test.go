@@ -79,8 +79,8 @@ func TestStuckCallIsStopped(t *testing.T) {
 
 func TestTimeDependsOnLines(t *testing.T) {
 	p := restorePace()
-	if got := p.limit(batchRules); got != 3*time.Minute {
-		t.Errorf("%s for %d lines", got, batchRules)
+	if got := p.limit(usualLimits().rules); got != 3*time.Minute {
+		t.Errorf("%s for %d lines", got, usualLimits().rules)
 	}
 	if p.beat >= time.Minute {
 		t.Errorf("progress every %s only", p.beat)

@@ -81,13 +81,13 @@ func removeMode(ctx context.Context, k kernel, o *ownership, running v1alpha1.Pr
 		return removed{done: true, since: since}, removeAll(ctx, k, state, o)
 	}
 	p := planRemoval(state, o)
-	for _, input := range p.inputs(perCall(k, batchChains)) {
+	for _, input := range p.inputs(usualLimits().of(k).chains) {
 		if err := k.apply(ctx, input); err != nil {
 			return removed{}, fmt.Errorf("remove the rules of mode %s: %w", o.mode, err)
 		}
 	}
 	for _, in := range []table{filter, nat} {
-		for names := range slices.Chunk(p.chains[in], perCall(k, batchChains)) {
+		for names := range slices.Chunk(p.chains[in], usualLimits().of(k).chains) {
 			// Chains to which rules of other programs jump stay. They are empty.
 			if _, err := deleteChains(ctx, k, in, names); err != nil {
 				return removed{}, fmt.Errorf("delete the chains of mode %s: %w", o.mode, err)
@@ -248,7 +248,7 @@ func clean(ctx context.Context, k kernel, o *ownership, leaveShared bool) error 
 
 // removeAll removes all that is a mode's, alone or not.
 func removeAll(ctx context.Context, k kernel, state *kernelState, o *ownership) error {
-	for _, input := range cleanup(state, o, perCall(k, batchChains)) {
+	for _, input := range cleanup(state, o, usualLimits().of(k).chains) {
 		if err := k.apply(ctx, input); err != nil {
 			return fmt.Errorf("remove our jumps and chains: %w", err)
 		}

@@ -18,6 +18,7 @@ func TestParts(t *testing.T) {
 		for _, affinity := range []int{0, 60} {
 			t.Run(fmt.Sprintf("%d endpoints, affinity %d s", n, affinity), func(t *testing.T) {
 				p := newParted(t, 1, 0)
+				p.plane.limits = usualLimits()
 				p.set(p.huge(affinity, 0, n))
 				p.apply()
 				p.expectEven(n)
@@ -56,6 +57,7 @@ func TestPartsWhileWritten(t *testing.T) {
 	for _, c := range []struct{ before, after int }{{1599, 1600}, {1600, 1599}, {flatAtMost, 3200}, {3200, flatAtMost + 1}, {flatAtMost + 1, flatAtMost}, {flatAtMost, flatAtMost + 1}} {
 		t.Run(fmt.Sprintf("%d to %d", c.before, c.after), func(t *testing.T) {
 			p := newParted(t, 1, 0)
+			p.plane.limits = usualLimits()
 			p.set(p.huge(60, 0, c.before))
 			p.apply()
 			calls := 0

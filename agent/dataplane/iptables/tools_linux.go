@@ -53,7 +53,7 @@ type pace struct {
 }
 
 // restorePace is 2 minutes, of which 5 s are for the lock, and 20 ms a line, many
-// times what slow machines need. A call of batchRules lines has 3 minutes. One that takes longer
+// times what slow machines need. A call of 3,000 lines has 3 minutes. One that takes longer
 // is stuck: it is killed, its current section is not applied, and Apply fails. One
 // that cannot be killed no longer counts as progress, so that the kubelet restarts the agent.
 func restorePace() pace {

@@ -18,10 +18,8 @@ import (
 )
 
 const (
-	// batchElements is how many elements of Services go into one batch, and largeService how many
-	// a Service has for which others should not wait.
-	batchElements = 20_000
-	largeService  = 2_000
+	// largeService is how many elements a Service has for which others should not wait.
+	largeService = 2_000
 	// partElements is how many elements of a state are in memory at a time.
 	partElements = 2_000
 	// rejectedBatches and retriedBatches bound the batches with which rejected Services are found.
@@ -118,7 +116,7 @@ func (o operations) Change(_ context.Context, r *dataplane.Ruleset, names []data
 func (o operations) write(plans map[dataplane.ServiceName]*servicePlan, previous map[dataplane.ServiceName]engine.Rejection[servicePlan],
 	final bool, write func([]dataplane.ServiceName) error) (int, error) {
 	iso := engine.Isolation[servicePlan]{
-		Limit: rejectedBatches, RetryLimit: retriedBatches, Capacity: batchElements, LargeSize: largeService,
+		Limit: rejectedBatches, RetryLimit: retriedBatches, Capacity: o.batch, LargeSize: largeService,
 		Size: func(name dataplane.ServiceName) int {
 			if o.actual == nil {
 				return plans[name].size()
@@ -260,7 +258,7 @@ func (o operations) forget(c *config, which func(*nft.Element) bool) error {
 	if err != nil {
 		return fmt.Errorf("list the clients of session affinity: %w", err)
 	}
-	for part := range slices.Chunk(clients, batchElements) {
+	for part := range slices.Chunk(clients, o.batch) {
 		if err := o.forgetAll(c, part); err != nil {
 			return fmt.Errorf("delete clients of session affinity: %w", err)
 		}

@@ -54,6 +54,7 @@ type Dataplane struct {
 	// openAddressMonitor opens a monitor of the addresses of interfaces.
 	openAddressMonitor func() (monitor, error)
 	shared             bool // see Options
+	batch              int  // how many elements of Services go into one batch
 
 	kernel kernel // nil until it is needed, and after an error
 	// progress reports a step of the running method; see dataplane.Progress.
@@ -100,7 +101,7 @@ func New(family dataplane.Family, o Options) *Dataplane {
 		o.SysctlDirectory = filepath.Join(o.ProcDirectory, "sys")
 	}
 	d := &Dataplane{
-		family: family, proc: o.ProcDirectory, sysctl: o.SysctlDirectory, contest: newContest(), shared: o.Shared,
+		family: family, proc: o.ProcDirectory, sysctl: o.SysctlDirectory, contest: newContest(), shared: o.Shared, batch: 20_000,
 		interfaces: func() ([]netip.Addr, error) { return dataplane.NodeAddresses(o.Modes) },
 		open:       openKernel, openMonitor: openMonitor, journal: journal{patience: eventPatience}, progress: func() {},
 	}

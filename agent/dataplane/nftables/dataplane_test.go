@@ -82,7 +82,7 @@ func TestProgress(t *testing.T) {
 	r := newRig(t)
 	const services = 5
 	for n := range services {
-		r.set(numbered(n, batchElements/2)) // no two fit a batch
+		r.set(numbered(n, r.batch/2)) // no two fit a batch
 	}
 	steps := 0
 	ctx := dataplane.WithProgress(t.Context(), func() { steps++ })

@@ -224,7 +224,7 @@ func (o operations) removeStale(t nft.Table, d *comparison, sets []string) error
 	guard := func(set string) bool { return set == setClusterIPs }
 	// The guard first: it rejects what is sent to an address of which another set lacks the destination.
 	for _, set := range append([]string{setClusterIPs}, slices.DeleteFunc(slices.Clone(sets), guard)...) {
-		for part := range slices.Chunk(d.stale.deleted[set], batchElements) {
+		for part := range slices.Chunk(d.stale.deleted[set], o.batch) {
 			var b nft.Batch
 			for i := range part {
 				b.DeleteElement(t, set, &part[i])

@@ -185,8 +185,8 @@ func TestGrowthOfPlans(t *testing.T) {
 	}
 }
 
-// TestFirstLoad: how long it takes to fill an empty table, and to compare it after a restart.
-func TestFirstLoad(t *testing.T) {
+// TestTimeOfFirstLoads: how long it takes to fill an empty table, and to compare it after a restart.
+func TestTimeOfFirstLoads(t *testing.T) {
 	for _, size := range [][2]int{{5000, 10}, {44_000, 1}, {44_000, 3}, {5000, 50}} {
 		t.Run(fmt.Sprintf("%d x %d", size[0], size[1]), func(t *testing.T) {
 			r, k, took := filled(t, size[0], size[1])

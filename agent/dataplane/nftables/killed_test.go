@@ -97,8 +97,15 @@ func (p *programming) set(services []*dataplane.Service) {
 	}
 }
 
+// programmedBatch is how many elements a batch has.
+const programmedBatch = 600
+
 // agent is the data plane of an agent that starts.
-func (p *programming) agent(of Model) *Dataplane { return New(dataplane.IPv4, Options{Model: of}) }
+func (p *programming) agent(of Model) *Dataplane {
+	d := New(dataplane.IPv4, Options{Model: of})
+	d.batch = programmedBatch
+	return d
+}
 
 // apply applies the Services by a data plane; nil: a new one. No difference may be left.
 func (p *programming) apply(d *Dataplane) *Dataplane {
@@ -158,7 +165,7 @@ func TestKilled(t *testing.T) {
 			s := randomService(random, 20+n)
 			s.AffinitySeconds, s.InternalLocal, s.ExternalIPs, s.LoadBalancerIPs, s.Ports = 0, false, nil, nil, s.Ports[:1]
 			s.Ports[0].Available, s.Ports[0].NodePort, s.Ports[0].Cluster = true, 0, nil
-			for i := range batchElements/3 + 10 {
+			for i := range programmedBatch/3 + 10 {
 				s.Ports[0].Cluster = append(s.Ports[0].Cluster, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 245, byte(i >> 8), byte(i)}), uint16(first))) //nolint:gosec // a test
 			}
 			out = append(out, s)

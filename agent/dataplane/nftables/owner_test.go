@@ -121,8 +121,8 @@ func TestTakeOverSharedTable(t *testing.T) {
 // typicalRepair is how long a repair takes on an idle machine, from the event on.
 const typicalRepair = 150 * time.Millisecond
 
-// TestRepairInTime: from the event to the repair, where the kernel cannot protect the table.
-func TestRepairInTime(t *testing.T) {
+// TestTimeOfRepairs: from the event to the repair, where the kernel cannot protect the table.
+func TestTimeOfRepairs(t *testing.T) {
 	r, _, _ := filled(t, 5000, 10)
 	m, err := nft.OpenMonitor() // in the namespace of this thread
 	if err != nil {

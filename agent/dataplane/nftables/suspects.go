@@ -137,6 +137,9 @@ func (d *Dataplane) suspectElements(c *config, s *suspicion, ids []nft.ElementID
 	return nil
 }
 
+// maxSuspected is how many elements of destinations are planned to compare some of them.
+const maxSuspected = 20_000
+
 // ownedElement is an element with the Service that it belongs to; none if Services share it.
 type ownedElement struct {
 	nft.Element
@@ -173,7 +176,7 @@ func (s *state) elements(c *config, ids map[nft.ElementID]struct{}) (map[nft.Ele
 		if o.destination == nil {
 			continue
 		}
-		if size += o.size(); size > batchElements {
+		if size += o.size(); size > maxSuspected {
 			return nil, errUnsure
 		}
 		all.reset()
