@@ -155,7 +155,7 @@ run() {
 	report "$@" -count 1 ${TESTFLAGS:-} -- $packages
 }
 
-# aside STAGE... runs stages in the background; together waits for them and prints their
+# aside STAGE... runs a stage in the background; together waits for it and prints its
 # output.
 aside() {
 	# A trap of its own would remove files that the others still use.
@@ -208,6 +208,12 @@ run_parity() { run "side by side with kube-proxy" "$parity" "${retry[@]}" -- -ti
 
 # Each package has its own kernel, with one processor and up to 4 GiB of memory.
 run_ipvs() { run "mode IPVS" "$ipvs" "${retry[@]}" -- -p "${1:-2}" -timeout 30m; }
+
+# run_compared takes one processor.
+run_compared() {
+	run_ipvs 1
+	run_parity
+}
 
 # slow_user_mode_linux reports whether mode IPVS would be tested in User-mode Linux on a
 # processor that isolates page tables without PCID. There each system call in that kernel
@@ -308,9 +314,8 @@ run_all() {
 	fi
 	# One processor is for User-mode Linux, the other for suites that mostly wait. Nothing runs
 	# beside faults: some must be repaired within seconds.
-	aside run_ipvs 1
+	aside run_compared
 	run_kernel
-	run_parity
 	run_e2e
 	run_demo
 	run_demo_nftables
