@@ -199,7 +199,7 @@ run_race() {
 }
 
 # Runs alone.
-run_times() { run "times" "$(packages_with "func ${timed#^}" | matching "$raced")" -- -run "$timed" -p 1; }
+run_times() { run "times" "$(packages_with "func ${timed#^}" | matching "$raced")" -- -run "$timed" -p 2; }
 
 # Tests of nodes mostly wait, so several run in parallel.
 run_kernel() { run "on the real kernel" "$kernel" "${retry[@]}" -- -p 2 -timeout 30m -parallel 3; }
@@ -209,10 +209,11 @@ run_parity() { run "side by side with kube-proxy" "$parity" "${retry[@]}" -- -ti
 # Each package has its own kernel, with one processor and up to 4 GiB of memory.
 run_ipvs() { run "mode IPVS" "$ipvs" "${retry[@]}" -- -p "${1:-2}" -timeout 30m; }
 
-# run_compared takes one processor.
-run_compared() {
+# run_aside takes one processor.
+run_aside() {
 	run_ipvs 1
 	run_parity
+	run_demo_nftables
 }
 
 # slow_user_mode_linux reports whether mode IPVS would be tested in User-mode Linux on a
@@ -248,10 +249,11 @@ run_demo() {
 	run_program "make demo" make --no-print-directory demo
 }
 
-# run_demo_nftables is the demo in the mode that has no whole nodes among the kernel suites.
+# run_demo_nftables is the demo in the mode that has no whole nodes among the kernel suites. It runs
+# beside run_demo, which writes the programs of make.
 run_demo_nftables() {
 	if [[ $(id -u) -eq 0 ]]; then
-		run_program "make demo MODE=nftables" make --no-print-directory demo MODE=nftables
+		run_program "the demo in mode NFTables" go run ./test/demo -bin "$NODEPROXY_PROGRAMS" -mode nftables
 	fi
 }
 
@@ -314,11 +316,10 @@ run_all() {
 	fi
 	# One processor is for User-mode Linux, the other for suites that mostly wait. Nothing runs
 	# beside faults: some must be repaired within seconds.
-	aside run_compared
+	aside run_aside
 	run_kernel
 	run_e2e
 	run_demo
-	run_demo_nftables
 	together
 	run_faults
 }
