@@ -103,23 +103,23 @@ func TimeFor(bytes, rate int) time.Duration {
 	return time.Duration(bytes) * time.Second / time.Duration(rate)
 }
 
-// Throttle lets Services pass one by one, with a pause between them. It is in memory: after a restart
-// those that wait ask again.
+// Throttle lets Services pass one by one, with a pause between them, those of each namespace in turn. It
+// is in memory: after a restart those that wait ask again.
 type Throttle struct {
 	interval time.Duration
 
 	mu     sync.Mutex // guards everything below
 	next   time.Time  // when the next one may pass
 	number uint64     // of the last that has asked
-	// waiting are the numbers of the Services that wait, in order, and ofService those of all. 0:
-	// it may pass.
-	waiting   []uint64
+	// waiting are the numbers of the Services that wait, in order, by namespace, and ofService those of
+	// all. 0: it may pass.
+	waiting   map[string][]uint64
 	ofService map[types.NamespacedName]uint64
 }
 
 // NewThrottle returns a Throttle for a rate.
 func NewThrottle(perSecond int) *Throttle {
-	return &Throttle{interval: time.Second / time.Duration(perSecond), ofService: map[types.NamespacedName]uint64{}}
+	return &Throttle{interval: time.Second / time.Duration(perSecond), waiting: map[string][]uint64{}, ofService: map[types.NamespacedName]uint64{}}
 }
 
 // Wait returns when a Service must ask again; 0: it may pass, until Done is called.
@@ -134,17 +134,33 @@ func (p *Throttle) Wait(key types.NamespacedName, now time.Time) time.Duration {
 		p.number++
 		number = p.number
 		p.ofService[key] = number
-		p.waiting = append(p.waiting, number)
+		p.waiting[key.Namespace] = append(p.waiting[key.Namespace], number)
 	}
-	rank, _ := slices.BinarySearch(p.waiting, number)
 	// The first to ask when one may pass does: those before it are late.
 	if !now.Before(p.next) {
-		p.waiting = slices.Delete(p.waiting, rank, rank+1)
+		p.remove(key.Namespace, number)
 		p.ofService[key] = 0
 		p.next = now.Add(p.interval)
 		return 0
 	}
-	return p.next.Sub(now) + time.Duration(rank)*p.interval
+	rank, _ := slices.BinarySearch(p.waiting[key.Namespace], number)
+	before := 0
+	for _, numbers := range p.waiting {
+		before += min(len(numbers), rank)
+	}
+	return p.next.Sub(now) + time.Duration(before)*p.interval
+}
+
+// remove has one wait no longer. The caller holds mu.
+func (p *Throttle) remove(namespace string, number uint64) {
+	numbers := p.waiting[namespace]
+	rank, found := slices.BinarySearch(numbers, number)
+	if !found {
+		return
+	}
+	if p.waiting[namespace] = slices.Delete(numbers, rank, rank+1); len(p.waiting[namespace]) == 0 {
+		delete(p.waiting, namespace)
+	}
 }
 
 // Done forgets a Service that has passed, or need not.
@@ -156,9 +172,7 @@ func (p *Throttle) Done(key types.NamespacedName) {
 		return
 	}
 	delete(p.ofService, key)
-	if rank, found := slices.BinarySearch(p.waiting, number); found {
-		p.waiting = slices.Delete(p.waiting, rank, rank+1)
-	}
+	p.remove(key.Namespace, number)
 }
 
 // NewTerm forgets all Services: those that still wait ask again. The time when the next one may
@@ -166,6 +180,6 @@ func (p *Throttle) Done(key types.NamespacedName) {
 func (p *Throttle) NewTerm() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.waiting = nil
+	clear(p.waiting)
 	clear(p.ofService)
 }

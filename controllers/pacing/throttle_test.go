@@ -95,3 +95,16 @@ func TestPaceInANewTerm(t *testing.T) {
 		t.Errorf("one that had passed in the term before waits %s, want %s", got, want)
 	}
 }
+
+// TestPaceTakesNamespacesInTurn: how many Services of others wait does not matter to a namespace.
+func TestPaceTakesNamespacesInTurn(t *testing.T) {
+	p, now := NewThrottle(10), time.Unix(1000, 0)
+	for i := range 1000 {
+		p.Wait(serviceNumber(i), now)
+	}
+	for i, want := range []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, 500 * time.Millisecond} {
+		if got := p.Wait(types.NamespacedName{Namespace: "other", Name: fmt.Sprint(i)}, now); got != want {
+			t.Errorf("service %d of another namespace waits %s, want %s", i, got, want)
+		}
+	}
+}

@@ -56,6 +56,9 @@ func TestGrowth(t *testing.T) {
 				}
 			}
 		},
+		"ports of one slice beside the endpoints of others": func(s *sized, n int) {
+			s.slices = append(s.slices, portsBesideEndpoints(n, n)...)
+		},
 		"endpoints": func(s *sized, n int) {
 			for i := range n {
 				if i%1000 == 0 {

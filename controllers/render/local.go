@@ -77,22 +77,21 @@ func LocalEndpoints(node string, services []ServiceSlices, current []v1alpha1.Se
 // endpointsOn finds the node's endpoints of one Service.
 func endpointsOn(node string, endpointSlices []*discoveryv1.EndpointSlice) []v1alpha1.PortLocalEndpoints {
 	here := sets.Set[netip.Addr]{}
-	for _, slice := range endpointSlices {
-		eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
-			if c.node() == node {
-				here.Insert(addr)
-			}
-		})
-	}
-	ports, most := make([][]slicePort, len(endpointSlices)), 0
+	ports := make([][]slicePort, len(endpointSlices))
+	expected := 0 // slice by slice: the ports of one and the endpoints of another have no bound together
 	for i, slice := range endpointSlices {
 		if len(slice.Endpoints) == 0 {
 			continue
 		}
 		ports[i] = usablePorts(slice, ignoreProblem)
-		most = max(most, len(ports[i]))
+		eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
+			if c.node() == node {
+				here.Insert(addr)
+				expected += len(ports[i])
+			}
+		})
 	}
-	winners := make(map[endpointKey]claim, most*len(here)) // of any node, for these addresses
+	winners := make(map[endpointKey]claim, expected) // of any node, for these addresses
 	for i, slice := range endpointSlices {
 		eachAddress(slice, ignoreProblem, func(addr netip.Addr, c claim) {
 			if here.Has(addr) {

@@ -41,3 +41,40 @@ func TestMemoryOfPortsInDifferentSlices(t *testing.T) {
 		t.Errorf("it takes %d MB", took>>20)
 	}
 }
+
+// TestMemoryOfManyPortsBesideManyEndpoints: the ports of one slice take no memory for the endpoints of
+// another.
+func TestMemoryOfManyPortsBesideManyEndpoints(t *testing.T) {
+	list := portsBesideEndpoints(20_000, 4_999)
+	if OverLimit(list) {
+		t.Fatal("it is over a limit: nothing is shown")
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	ports := endpointsOn("n1", list)
+	runtime.ReadMemStats(&after)
+	if len(ports) != 1 || len(ports[0].Endpoints) != 4_999 {
+		t.Errorf("%d ports", len(ports))
+	}
+	if took := after.TotalAlloc - before.TotalAlloc; took > 50<<20 {
+		t.Errorf("it takes %d MB", took>>20)
+	}
+}
+
+// portsBesideEndpoints is a slice with many ports and one endpoint, and slices of one port with many on node n1.
+func portsBesideEndpoints(ports, endpoints int) []*discoveryv1.EndpointSlice {
+	wide := slice("wide", endpoint("10.255.0.1"))
+	wide.Ports = nil
+	for i := range ports {
+		wide.Ports = append(wide.Ports, slicePortOf(fmt.Sprintf("p%d", i), 8080))
+	}
+	list := []*discoveryv1.EndpointSlice{wide}
+	for i := range endpoints {
+		if i%1000 == 0 {
+			list = append(list, slice(fmt.Sprintf("tall%d", i)))
+		}
+		last := list[len(list)-1]
+		last.Endpoints = append(last.Endpoints, endpoint(fmt.Sprintf("10.0.%d.%d", i>>8, i&0xff), on("n1")))
+	}
+	return list
+}
