@@ -2,7 +2,7 @@
 # Plants faults that must fail a run of tests, and fails unless the run fails for that reason:
 # a lost connection in each suite with a steady load, which must not be retried; and, in a
 # copy of this tree, flaky, vanishing and skipped tests, tests that prove too little, a
-# stolen connection, missing limits of tenants, and a machine without clusters. Needs root.
+# stolen connection, missing limits of tenants, slow health, and a machine without clusters. Needs root.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -90,7 +90,7 @@ planted "a test that is gone when it is repeated" 'did not run when it was repea
 planted "a skipped test" 'may not be skipped: test/speed TestPlantedSkip: ' '^AGAIN ' speed "$tests" PLANT_SKIP=1
 
 sed -i 's/^func writes(pid int) bool {$/&\n\treturn false/' test/faults/agents_test.go
-planted "kills that miss every write" 'only 0 of 30 kills hit a write, want at least 10: this proves too little' '^AGAIN ' faults RETRY=0 FAULTS=agent-killed
+planted "kills that miss every write" 'only 0 of 30 kills came during a write, want at least 10: this proves too little' '^AGAIN ' faults RETRY=0 FAULTS=agent-killed
 
 sed -i 's/^	return \[\]intended{$/&{name: "planted", apply: func(situation, rules.Rules) {}},/' test/parity/differences.go
 planted "a listed difference that is never met" 'difference "planted" was never met' '^AGAIN ' parity RETRY=0 "TESTFLAGS=-run ^TestSideBySide$" \
@@ -117,6 +117,17 @@ sed -i 's/for l\.open\.Len() > l\.most {/for false {/' agent/httpport/httpport.g
 attacked "connections without limit" 'a flood of connections' 'connections to port 10256 of .* are open at once, more than '
 sed -i 's/wait := max(0, e\.bucket\.Wait(.*/wait := time.Duration(0)/; s/len(e\.queued) < enqueueAtOnce/true/' controllers/nodes/enqueue.go
 attacked "writes to nodes without pacing" 'one slice that names 300 nodes' 'NodeProxyRules of the crowd were written in .*, more than '
+
+sed -i 's/^	case l\.UID != 0:$/	case false:/' agent/ownership/probe.go
+attacked "any process counts as kube-proxy" 'an unprivileged kube-proxy' 'ConflictingProxy'
+sed -i "s/request\.resource\.resource != 'leases' || variables\.sameReferences/true || variables.sameReferences/" config/admission/agents.yaml
+attacked "Leases of which agents may write all" 'finalizers and labels on a Lease' 'a label on a Lease: not denied by the policy'
+sed -i 's/^	probe("\/livez", func() string {$/&\n\t\ttime.Sleep(300 * time.Millisecond)/' agent/health/health.go
+attacked "health that waits" 'no attack' 'quiet: probes are answered after .*, more than 100ms'
+sed -i 's/^func (s ServiceSize) Excess() (limit, text string) {$/&\n\treturn "", ""/' api/v1alpha1/limits.go
+attacked "Services without limits" '3,000 ports with 300 endpoints each' 'no event ServiceNotRendered of Service attacker/ports'
+sed -i '/^func APIServers(/,/^}/s/^	out := .*/&\n\treturn out/' controllers/render/reserved.go
+attacked "an API server's address for any Service" "an API server's address" "an API server's address as an external IP: "
 
 sed -i 's/^func Check() error {$/&\n\treturn ErrNotPossible/' test/cluster/check.go
 unclustered() { planted "a machine on which no cluster can run, in $1" "may not be skipped: test/$1 " '^AGAIN ' "${@:2}"; }

@@ -79,7 +79,7 @@ func (t test) repaired(i int, commands [][]string) {
 		}
 		return err
 	})
-	t.answers(t.visitors[i].Place, "tcp", at(plainIP, 80), "web-1", "web-2", "web-3")
+	t.answered(t.visitors[i].Place, "tcp", at(plainIP, 80), "web-1", "web-2", "web-3")
 }
 
 // repairs are those that a node's agent has counted, by its metrics: the status gathers

@@ -2,11 +2,9 @@ package ipvs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -91,31 +89,23 @@ func (t test) drain() drain {
 	return d
 }
 
-// reach opens connections until one goes to a server, and keeps that. The others it
-// aborts: IPVS remembers one that ends in good order for two minutes, which is how long
+// reach waits until an address answers, and then opens connections until one goes to a server, and keeps
+// that. The others it aborts: IPVS remembers one that ends in good order for two minutes, which is how long
 // a real server would wait for it.
 func (t test) reach(from *cluster.Place, address, server string) *cluster.Conn {
 	t.Helper()
-	var reached *cluster.Conn
-	t.until(func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
-		defer cancel()
-		conn, err := from.Connect(ctx, "tcp", address)
-		if err != nil {
-			return err
+	t.answers(from, "tcp", address, server)
+	const most = 100
+	for range most {
+		conn, got := t.connect(from, "tcp", address)
+		if got.Server == server {
+			t.Cleanup(func() { _ = conn.Abort() }) // it may have ended
+			return conn
 		}
-		got, err := conn.Ask(ctx)
-		if err == nil && got.Server == server {
-			reached = conn
-			return nil
-		}
-		if err == nil {
-			err = fmt.Errorf("%s answers at %s, want %s", got, address, server)
-		}
-		return errors.Join(err, conn.Abort())
-	})
-	t.Cleanup(func() { _ = reached.Abort() }) // it may have ended
-	return reached
+		t.abort(conn)
+	}
+	t.Fatalf("%s answers at %s none of %d times", server, address, most)
+	return nil
 }
 
 func (t test) abort(conn *cluster.Conn) {

@@ -20,9 +20,6 @@ const (
 	// tooLong is how long the machine may stand still before a connection that is not answered
 	// within Patience proves nothing about rules.
 	tooLong = Patience / 4
-	// maxExplained is how many connections a Pulse explains. Where more time out, the run has to be
-	// made again on a machine that does not stand still.
-	maxExplained = 3
 )
 
 // Pulse notes when the machine stands still: a kernel in User-mode Linux has one processor, and
@@ -31,8 +28,6 @@ type Pulse struct {
 	mu   sync.Mutex
 	gaps []gap     // guarded by mu
 	last time.Time // the last beat; zero: none so far; guarded by mu
-
-	explained int // connections; guarded by mu
 }
 
 type gap struct{ from, to time.Time }
@@ -83,36 +78,27 @@ func (p *Pulse) still(from, to time.Time) time.Duration {
 }
 
 // Try makes a connection. If it times out, and User-mode Linux stood still for so much of its time that
-// this proves nothing about rules, Try prints that and makes it again: a few times only, and never on
-// a real kernel. It returns when the connection began that counts.
+// this proves nothing about rules, Try makes it again, which counts as a retried test: never on a real
+// kernel. It returns when the connection began that counts.
 func (p *Pulse) Try(to string, connect func(begun time.Time) error) (begun time.Time, err error) {
 	begun = time.Now()
-	if err = connect(begun); !uml.Inside() || !isTimeout(err) {
+	if err = connect(begun); !uml.Inside() {
 		return begun, err
 	}
-	still := p.still(begun, time.Now())
-	if still < tooLong {
+	still, unproven := p.unproven(begun, time.Now(), err)
+	if !unproven {
 		return begun, err
 	}
-	if err := p.explain(to, still, err); err != nil {
-		return begun, err
-	}
+	fmt.Printf("| %s%s, while the machine stood still for %s: %v\n", PartRepeated, to, still.Round(100*time.Millisecond), err) // the | has hack/testreport show it
 	begun = time.Now()
 	return begun, connect(begun)
 }
 
-// explain counts and prints a connection that is made again, or returns that there are too many.
-func (p *Pulse) explain(to string, still time.Duration, err error) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.explained == maxExplained {
-		return fmt.Errorf("the machine stood still for %s, and %d connections were repeated before: this run proves nothing: %w",
-			still.Round(100*time.Millisecond), maxExplained, err)
-	}
-	p.explained++
-	fmt.Printf("| connection %d of at most %d to be repeated, because the machine stood still for %s: %s: %v\n", // the | has hack/testreport show it
-		p.explained, maxExplained, still.Round(100*time.Millisecond), to, err)
-	return nil
+// unproven reports whether the failure of a connection proves nothing, because the machine stood still too
+// long meanwhile.
+func (p *Pulse) unproven(begun, ended time.Time, err error) (still time.Duration, is bool) {
+	still = p.still(begun, ended)
+	return still, isTimeout(err) && still >= tooLong
 }
 
 // isTimeout reports whether a connection failed because time was up, and for no other reason.

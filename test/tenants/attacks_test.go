@@ -120,7 +120,7 @@ func (r *rig) others() []attack {
 					s.Spec.Ports[0].Port, s.Spec.ExternalIPs = 80, r.victimIPs()
 				}, slice("thief", 1, []string{r.thief.IP()}))
 			},
-			effect: r.hasEvent(addressesSkipped, "thief", clusterIP(0)),
+			effect: r.hasEvent(addressesSkipped, "thief", "10.96.2"),
 		},
 		r.takesAPIServer("an API server's address as an external IP", "api"),
 		{

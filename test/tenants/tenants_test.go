@@ -60,7 +60,7 @@ type rig struct {
 	thief    *cluster.Pod    // of the attacker
 	visitors []*cluster.Pod  // one a node
 	repeat   time.Duration   // how long each attack is repeated; zero: as long as it needs
-	created  int             // Services of the second tenant
+	created  atomic.Int64    // Services of the second tenant
 	tries    sync.WaitGroup  // to connect to these
 	stolen   atomic.Bool     // another server has answered one of these
 	ctx      context.Context //nolint:containedctx // the test's, which a stolen connection ends
@@ -230,7 +230,11 @@ func (r *rig) everything(to *table) {
 			}
 		}
 	}
-	to.add(r.watch(everything, "", loopTime, func(ctx context.Context) error { return r.loop(ctx, list) }))
+	all := r.watch(everything, "", loopTime, func(ctx context.Context) error { return r.loop(ctx, list) })
+	for _, a := range list {
+		all.usual += a.services + mostLines
+	}
+	to.add(all)
 	for _, a := range list {
 		if a.after != nil {
 			if err := a.after(r.Context()); err != nil {
@@ -373,7 +377,7 @@ func crowdName(i int) string { return fmt.Sprintf("%s%d", crowdPrefix, i) }
 // start starts the controller and both agents.
 func (r *rig) start(context.Context) error {
 	var err error
-	if r.controller, err = r.nodeproxy.StartController(); err != nil {
+	if r.controller, err = r.nodeproxy.StartController("--health-probe-bind-address", controllerHealth); err != nil {
 		return err
 	}
 	r.agents = make([]*cluster.Process, len(r.cluster.Nodes()))

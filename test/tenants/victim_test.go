@@ -40,12 +40,13 @@ const (
 // clusterIP is that of the second tenant's Service of a number.
 func clusterIP(n int) string { return fmt.Sprintf("10.96.%d.%d", 200+n/250, 1+n%250) }
 
-// victimIPs are the cluster IPs of Services that the second tenant will create.
+// victimIPs are the cluster IPs of Services that the second tenant will create next.
 func (r *rig) victimIPs() []string {
 	const ahead = 400
+	next := int(r.created.Load())
 	var out []string
 	for i := range ahead {
-		out = append(out, clusterIP(i))
+		out = append(out, clusterIP(next+i))
 	}
 	return out
 }
@@ -54,8 +55,7 @@ func (r *rig) victimIPs() []string {
 // by the rules of each node. Every other Service has traffic policy Local, and answers on the
 // node of its pod.
 func (r *rig) useNew() ([]time.Duration, error) {
-	n := r.created
-	r.created++
+	n := int(r.created.Add(1)) - 1
 	service, endpoints := cluster.WithoutSelector(victim, fmt.Sprintf("shop-%d", n), r.server.IP())
 	service.Spec.ClusterIP = clusterIP(n)
 	endpoints.Endpoints[0].NodeName = new(r.server.Node().Name())
@@ -181,7 +181,7 @@ func (r *rig) steal(how error) {
 // targets are Services of the second tenant that exist.
 func (r *rig) targets() []load.Target {
 	r.Helper()
-	if r.created == 0 {
+	if r.created.Load() == 0 {
 		if _, err := r.useNew(); err != nil {
 			r.Fatal(err)
 		}
@@ -195,6 +195,9 @@ func (r *rig) targets() []load.Target {
 	}
 	return out
 }
+
+// controllerHealth is where the controller answers, as config/manager has it.
+const controllerHealth = "127.0.0.1:19258"
 
 // controlAddress is where a server answers on each node that has nothing to do with nodeproxy.
 const controlAddress = "127.0.0.1:18080"
@@ -238,41 +241,45 @@ func (r *rig) balanced(ctx context.Context) error {
 	return err
 }
 
-// probe asks the ports of agents, and the control servers, until the context ends. The returned
-// function, which may be called once the group has ended, returns how long the answers took.
+// probe asks the ports of agents and controller, and the control servers, until the context ends. The
+// returned function, which may be called once the group has ended, returns how long the answers took: of a
+// late one as if each probe that it kept from being sent had waited for it, too.
 func (r *rig) probe(ctx context.Context, group *sync.WaitGroup) func() (probes, control []time.Duration) {
 	var mu sync.Mutex
 	var probes, control []time.Duration
-	for _, node := range r.cluster.Nodes() {
-		ports := map[string]*[]time.Duration{
-			"http://127.0.0.1:19256/livez":                        &probes,
-			"http://" + node.AddressPort(healthPort) + "/healthz": &probes,
-			"http://" + controlAddress:                            &control,
+	each := func(from *cluster.Place, url string, times *[]time.Duration) {
+		asks := &http.Client{Transport: from.Transport(), Timeout: patience}
+		group.Go(func() {
+			tick := time.NewTicker(probePause)
+			defer tick.Stop()
+			for ctx.Err() == nil {
+				begin := time.Now()
+				err := ask(asks, url)
+				mu.Lock()
+				for took := time.Since(begin); took > 0; took -= probePause {
+					*times = append(*times, took)
+				}
+				mu.Unlock()
+				if err != nil {
+					r.Errorf("%s on %s: %v", url, from.Name(), err)
+					return
+				}
+				select {
+				case <-ctx.Done():
+				case <-tick.C:
+				}
+			}
+		})
+	}
+	each(r.cluster.ControlPlane(), "http://"+controllerHealth+"/healthz", &probes)
+	for i, node := range r.cluster.Nodes() {
+		each(node.Place, "http://"+controlAddress, &control)
+		if i > 0 || r.occupant == nil { // else the attacker has the agent's ports
+			each(node.Place, "http://127.0.0.1:19256/livez", &probes)
+			each(node.Place, "http://"+node.AddressPort(healthPort)+"/healthz", &probes)
 		}
 		if node == r.server.Node() {
-			ports["http://"+node.AddressPort(balancerPort)] = &probes
-		}
-		for url, took := range ports {
-			asks := &http.Client{Transport: node.Transport(), Timeout: patience}
-			group.Go(func() {
-				tick := time.NewTicker(probePause)
-				defer tick.Stop()
-				for ctx.Err() == nil {
-					begin := time.Now()
-					err := ask(asks, url)
-					mu.Lock()
-					*took = append(*took, time.Since(begin))
-					mu.Unlock()
-					if err != nil {
-						r.Errorf("%s on %s: %v", url, node.Name(), err)
-						return
-					}
-					select {
-					case <-ctx.Done():
-					case <-tick.C:
-					}
-				}
-			})
+			each(node.Place, "http://"+node.AddressPort(balancerPort), &probes)
 		}
 	}
 	return func() (_, _ []time.Duration) { return probes, control }

@@ -26,3 +26,14 @@ func Test(t *testing.T, o Options) Outcome {
 	t.Logf("in %.1f s:\n%s", out.Took.Seconds(), out.Output)
 	return out
 }
+
+// InKernel runs the calling test in a kernel of its own, as Test does, where the test calls it again and it
+// runs f. Its Outcome is empty there.
+func InKernel(t *testing.T, o Options, f func(t *testing.T)) Outcome {
+	t.Helper()
+	if Inside() {
+		f(t)
+		return Outcome{}
+	}
+	return Test(t, o)
+}

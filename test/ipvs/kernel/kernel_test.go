@@ -14,31 +14,18 @@ import (
 
 func TestMain(m *testing.M) { uml.Main(m) }
 
-// boot runs a test in a machine that has IPVS.
-func boot(t *testing.T, test string) uml.Outcome {
-	t.Helper()
-	return uml.Test(t, uml.Options{Test: test, MemoryMiB: 1024})
-}
+// machine is what each test boots.
+func machine() uml.Options { return uml.Options{MemoryMiB: 1024} }
 
-// TestModules boots a machine whose loader of modules rejects some initially.
-func TestModules(t *testing.T) { boot(t, "TestInsideModules") }
+// TestModules is about a loader of modules that rejects some initially.
+func TestModules(t *testing.T) { uml.InKernel(t, machine(), modules) }
 
-// TestKernel boots a machine for everything else.
-func TestKernel(t *testing.T) { boot(t, "TestInsideKernel") }
+// TestMany measures.
+func TestMany(t *testing.T) { uml.InKernel(t, machine(), many) }
 
-// TestMany boots a machine to measure.
-func TestMany(t *testing.T) { boot(t, "TestInsideMany") }
+func TestKernel(t *testing.T) { uml.InKernel(t, machine(), inKernel) }
 
-func TestInsideMany(t *testing.T) {
-	if uml.Inside() {
-		many(t)
-	}
-}
-
-func TestInsideKernel(t *testing.T) {
-	if !uml.Inside() {
-		return // TestKernel runs it
-	}
+func inKernel(t *testing.T) {
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
 			l := newLab(t, family)

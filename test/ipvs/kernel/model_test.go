@@ -27,9 +27,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
 
-// TestModel boots a machine to compare package ipvsmodel to.
-func TestModel(t *testing.T) { boot(t, "TestInsideModel") }
-
 // How much is compared in each family.
 const (
 	modelRounds  = 12 // each with rules of its own
@@ -38,15 +35,14 @@ const (
 	modelAsked   = 4  // in each step, for each ipset
 )
 
-// TestInsideModel makes the same random changes of virtual servers, ipsets and addresses
+// TestModel compares package ipvsmodel to the kernel: it makes the same random changes of virtual servers, ipsets and addresses
 // in the kernel and in the model, and compares what both reject and what both then hold.
 // Then it sends random packets through random rules, and compares which rules they meet,
 // what IPVS chooses for them, where they go and what answers them. NODEPROXY_SEED
 // repeats what is drawn, not what the kernel's schedulers choose.
-func TestInsideModel(t *testing.T) {
-	if !uml.Inside() {
-		return // TestModel runs it
-	}
+func TestModel(t *testing.T) { uml.InKernel(t, machine(), model) }
+
+func model(t *testing.T) {
 	seed := rand.Uint64()
 	if text := os.Getenv("NODEPROXY_SEED"); text != "" {
 		var err error

@@ -30,10 +30,7 @@ func reject(t *testing.T, loader string, words ...string) {
 	check(t, os.WriteFile(path, []byte(text.String()), 0o700), os.WriteFile(loaderFile, []byte(path), 0)) //nolint:gosec // it is a program
 }
 
-func TestInsideModules(t *testing.T) {
-	if !uml.Inside() {
-		return // TestModules runs it
-	}
+func modules(t *testing.T) {
 	text, err := os.ReadFile(loaderFile)
 	check(t, err)
 	loader := strings.TrimSpace(string(text))

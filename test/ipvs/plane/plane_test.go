@@ -27,15 +27,10 @@ func TestMain(m *testing.M) { uml.Main(m) }
 // patience is how long anything may take.
 const patience = 20 * time.Second
 
-// TestPlane boots a machine that has IPVS for TestInside.
-func TestPlane(t *testing.T) {
-	uml.Test(t, uml.Options{Test: "TestInside", MemoryMiB: 1024})
-}
+// TestPlane boots a machine that has IPVS.
+func TestPlane(t *testing.T) { uml.InKernel(t, uml.Options{MemoryMiB: 1024}, inKernel) }
 
-func TestInside(t *testing.T) {
-	if !uml.Inside() {
-		return // TestPlane runs it
-	}
+func inKernel(t *testing.T) {
 	run(t, "ip link add node0 type dummy")
 	run(t, "ip link set node0 up")
 	for _, a := range []string{"192.168.0.2/24", "10.244.0.1/32", "10.244.0.2/32", "2001:db8::2/64", "fd00:244::1/128", "fd00:244::2/128"} {

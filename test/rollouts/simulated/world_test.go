@@ -1,8 +1,11 @@
 package simulated
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -14,14 +17,15 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
-	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 )
 
 const (
@@ -247,34 +251,68 @@ func (w *world) carrying(has func(*v1alpha1.ProxySettings) bool) (names []string
 }
 
 // settled checks that each node carries what the policies and the NodeProxy that there
-// are now make of its settings.
+// are now make of its settings: each field of the strongest policy that sets it.
 func (w *world) settled() {
 	w.t.Helper()
 	base := find[*v1alpha1.NodeProxy](w.history, v1alpha1.NodeProxyName)
-	var all []policies.NodePolicy
-	for _, p := range current[*v1alpha1.NodeProxyPolicy](w.history) {
-		selector, errs := policies.Selector(p.Spec.NodeSelector, nil)
-		if len(errs) > 0 {
-			continue
-		}
-		one := policies.NodePolicy{Name: p.Name, Selector: selector, Settings: (*v1alpha1.ProxySettings)(&p.Spec.Settings)}
-		if p.Spec.Priority != nil {
-			one.Priority = *p.Spec.Priority
-		}
-		all = append(all, one)
-	}
-	resolve := policies.NewNodes((*v1alpha1.ProxySettings)(base.Spec.Settings), all)
+	strongest := slices.SortedFunc(slices.Values(current[*v1alpha1.NodeProxyPolicy](w.history)), func(a, b *v1alpha1.NodeProxyPolicy) int {
+		return cmp.Or(cmp.Compare(ptr.Deref(b.Spec.Priority, 0), ptr.Deref(a.Spec.Priority, 0)), cmp.Compare(a.Name, b.Name))
+	})
 	for _, node := range current[*corev1.Node](w.history) {
-		want, rules := resolve.Resolve(node.Labels), find[*v1alpha1.NodeProxyRules](w.history, node.Name)
+		want, names := map[string]string{}, []string(nil)
+		add := func(settings any) (added bool) {
+			for path, value := range w.fields(settings) {
+				if _, found := want[path]; !found {
+					want[path], added = value, true
+				}
+			}
+			return added
+		}
+		for _, p := range strongest {
+			if labels.SelectorFromSet(p.Spec.NodeSelector.MatchLabels).Matches(labels.Set(node.Labels)) && add(p.Spec.Settings) {
+				names = append(names, p.Name)
+			}
+		}
+		if base.Spec.Settings != nil {
+			add(base.Spec.Settings)
+		}
+		add(v1alpha1.CompleteSettings(nil))
+		rules := find[*v1alpha1.NodeProxyRules](w.history, node.Name)
 		switch {
 		case rules == nil:
 			w.t.Errorf("%s has no rules", node.Name)
-		case rules.Spec.SettingsRevision != want.Settings.Revision:
-			w.t.Errorf("%s carries %s by %q, and is to have %s by %q", node.Name, rules.Spec.SettingsRevision, rules.Spec.Policies, want.Settings.Revision, want.Policies)
-		case !slices.Equal(rules.Spec.Policies, want.Policies):
-			w.t.Errorf("%s names the policies %q, and is to name %q", node.Name, rules.Spec.Policies, want.Policies)
+		case !maps.Equal(w.fields(rules.Spec.Settings), want):
+			w.t.Errorf("%s carries %v by %q, and is to have %v by %q", node.Name, w.fields(rules.Spec.Settings), rules.Spec.Policies, want, names)
+		case !slices.Equal(rules.Spec.Policies, names):
+			w.t.Errorf("%s names the policies %q, and is to name %q", node.Name, rules.Spec.Policies, names)
 		}
 	}
+}
+
+// fields are the values of settings by their paths in JSON.
+func (w *world) fields(settings any) map[string]string {
+	w.t.Helper()
+	text, err := json.Marshal(settings)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var tree map[string]any
+	if err := json.Unmarshal(text, &tree); err != nil {
+		w.t.Fatal(err)
+	}
+	out := map[string]string{}
+	var walk func(parent string, tree map[string]any)
+	walk = func(parent string, tree map[string]any) {
+		for name, value := range tree {
+			if inner, is := value.(map[string]any); is {
+				walk(parent+name+".", inner)
+			} else {
+				out[parent+name] = fmt.Sprint(value)
+			}
+		}
+	}
+	walk("", tree)
+	return out
 }
 
 // grants are the nodes that were given a change since a version, in order; those where
