@@ -119,7 +119,7 @@ sed -i 's/wait := max(0, e\.bucket\.Wait(.*/wait := time.Duration(0)/; s/len(e\.
 attacked "writes to nodes without pacing" 'one slice that names 300 nodes' 'NodeProxyRules of the crowd were written in .*, more than '
 
 sed -i 's/^	case l\.UID != 0:$/	case false:/' agent/ownership/probe.go
-attacked "any process counts as kube-proxy" 'an unprivileged kube-proxy' 'ConflictingProxy'
+attacked "any process counts as kube-proxy" 'an unprivileged kube-proxy' 'an unprivileged kube-proxy at .*: not within '
 sed -i "s/request\.resource\.resource != 'leases' || variables\.sameReferences/true || variables.sameReferences/" config/admission/agents.yaml
 attacked "Leases of which agents may write all" 'finalizers and labels on a Lease' 'a label on a Lease: not denied by the policy'
 sed -i 's/^	probe("\/livez", func() string {$/&\n\t\ttime.Sleep(300 * time.Millisecond)/' agent/health/health.go

@@ -124,6 +124,10 @@ func (r *rig) others() []attack {
 		},
 		r.takesAPIServer("an API server's address as an external IP", "api"),
 		{
+			name: fmt.Sprintf("a slice of %d ports beside %d endpoints of others on one node", widePorts, tallEndpoints), limit: "slice by slice", large: true,
+			objects: r.wideAndTall, effect: r.hasLocal("wide"),
+		},
+		{
 			name: fmt.Sprintf("one slice that names %d nodes, and changes", crowd), limit: "bytes written a second",
 			before: r.countWrites, objects: everywhere, during: r.again(everywhere, 100*time.Millisecond),
 			effect: r.crowdWritten, after: r.writesPaced,

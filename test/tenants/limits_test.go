@@ -3,6 +3,7 @@ package tenants
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +33,43 @@ func (r *rig) mostEndpoints(round int) []client.Object {
 		slices = append(slices, part(n, n*each, each))
 	}
 	return service(name, 2, nil, slices...)
+}
+
+// widePorts is how many ports a slice can have, and tallEndpoints how many endpoints slices of one port may
+// have beside it.
+const widePorts, tallEndpoints = 20_000, 4_999
+
+// wideAndTall is a slice with many ports beside slices with many endpoints on the first node, all of one
+// Service.
+func (r *rig) wideAndTall(round int) []client.Object {
+	const name, each = "wide", 1000
+	wide := slice(name, widePorts, endpoints(round, 1))
+	out := service(name, 1, nil, wide)
+	for first := 0; first < tallEndpoints; first += each {
+		s := slice(name, 1, from(netip.MustParseAddr("10.251.0.1"), first, min(each, tallEndpoints-first)))
+		s.Name = fmt.Sprintf("tall-%d", first)
+		for i := range s.Endpoints {
+			s.Endpoints[i].NodeName = new(r.cluster.Node(0).Name())
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// hasLocal returns nil once the rules of the first node have local endpoints of a Service of the attacker.
+func (r *rig) hasLocal(name string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		rules := &v1alpha1.NodeProxyRules{}
+		if err := r.cluster.Client().Get(ctx, client.ObjectKey{Name: r.cluster.Node(0).Name()}, rules); err != nil {
+			return err
+		}
+		for _, s := range rules.Spec.LocalEndpoints {
+			if s.Namespace == attacker && s.Name == name {
+				return nil
+			}
+		}
+		return fmt.Errorf("the rules of %s have no local endpoints of %s/%s", rules.Name, attacker, name)
+	}
 }
 
 // rejectedAnew is a Service over a limit. Its owner gets another reason in each of its rounds, because
