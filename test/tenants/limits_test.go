@@ -40,11 +40,10 @@ func (r *rig) mostEndpoints(round int) []client.Object {
 const widePorts, tallEndpoints = 20_000, 4_999
 
 // wideAndTall is a slice with many ports beside slices with many endpoints on the first node, all of one
-// Service.
+// Service, which itself need not exist.
 func (r *rig) wideAndTall(round int) []client.Object {
 	const name, each = "wide", 1000
-	wide := slice(name, widePorts, endpoints(round, 1))
-	out := service(name, 1, nil, wide)
+	out := []client.Object{slice(name, widePorts, endpoints(round, 1))}
 	for first := 0; first < tallEndpoints; first += each {
 		s := slice(name, 1, from(netip.MustParseAddr("10.251.0.1"), first, min(each, tallEndpoints-first)))
 		s.Name = fmt.Sprintf("tall-%d", first)

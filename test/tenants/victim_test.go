@@ -40,10 +40,11 @@ const (
 // clusterIP is that of the second tenant's Service of a number.
 func clusterIP(n int) string { return fmt.Sprintf("10.96.%d.%d", 200+n/250, 1+n%250) }
 
-// victimIPs are the cluster IPs of Services that the second tenant will create next.
+// victimIPs are the cluster IPs of Services that the second tenant will create next. They change seldom:
+// what changes all the time is another attack.
 func (r *rig) victimIPs() []string {
-	const ahead = 400
-	next := int(r.created.Load())
+	const ahead, same = 400, 100
+	next := int(r.created.Load()) / same * same
 	var out []string
 	for i := range ahead {
 		out = append(out, clusterIP(next+i))
