@@ -23,6 +23,8 @@ type Hook struct {
 	Number uint32
 	// Priority orders the base chains of a hook: lower ones come first.
 	Priority int32
+	// Drops: packets that no rule decides on are dropped. Only listed.
+	Drops bool
 }
 
 // Set describes a set, or a map.
@@ -47,6 +49,8 @@ type Element struct {
 	End []byte
 	// IntervalEnd: the range that begins with the element before ends before this one. Only listed.
 	IntervalEnd bool
+	// CatchAll: it stands for all keys that have none. It has no key, and can only be listed and deleted.
+	CatchAll bool
 	// Data is what a map maps to, but for verdicts.
 	Data []byte
 	// Verdict is what a map of verdicts maps to.
@@ -296,7 +300,11 @@ func (b *Batch) element(t Table, set string, kind, flags int, e *Element) {
 		b.elementsOf, b.elementsKind = set, kind
 	}
 	m, at := nlattr.Open(b.messages, unix.NFTA_LIST_ELEM)
-	m = appendValue(m, unix.NFTA_SET_ELEM_KEY, e.Key)
+	if e.CatchAll {
+		m = nlattr.AppendUint32(m, unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_CATCHALL)
+	} else {
+		m = appendValue(m, unix.NFTA_SET_ELEM_KEY, e.Key)
+	}
 	if kind == unix.NFT_MSG_NEWSETELEM {
 		switch {
 		case e.Verdict.isSet:

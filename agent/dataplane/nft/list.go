@@ -53,6 +53,8 @@ type Ownership struct {
 	Port uint32
 	// Persists: it stays when that socket is closed, and another one may own it then.
 	Persists bool
+	// Dormant: no packet meets its chains.
+	Dormant bool
 }
 
 func parseTable(body []byte) Ownership {
@@ -61,6 +63,7 @@ func parseTable(body []byte) Ownership {
 		switch kind {
 		case unix.NFTA_TABLE_FLAGS:
 			o.Persists = number(value)&unix.NFT_TABLE_F_PERSIST != 0
+			o.Dormant = number(value)&unix.NFT_TABLE_F_DORMANT != 0
 		case unix.NFTA_TABLE_OWNER:
 			o.Port = number(value)
 		}
@@ -70,6 +73,7 @@ func parseTable(body []byte) Ownership {
 
 func parseChain(body []byte) (table string, c Chain) {
 	var kindOf string
+	drops := false
 	for kind, value := range nlattr.All(body) {
 		switch kind {
 		case unix.NFTA_CHAIN_TABLE:
@@ -78,6 +82,8 @@ func parseChain(body []byte) (table string, c Chain) {
 			c.Name = nlattr.Text(value)
 		case unix.NFTA_CHAIN_TYPE:
 			kindOf = nlattr.Text(value)
+		case unix.NFTA_CHAIN_POLICY:
+			drops = number(value) != unix.NF_ACCEPT
 		case unix.NFTA_CHAIN_HOOK:
 			c.Hook = &Hook{}
 			for kind, value := range nlattr.All(value) {
@@ -91,7 +97,7 @@ func parseChain(body []byte) (table string, c Chain) {
 		}
 	}
 	if c.Hook != nil {
-		c.Hook.Type = kindOf
+		c.Hook.Type, c.Hook.Drops = kindOf, drops
 	}
 	return table, c
 }
@@ -169,6 +175,7 @@ func parseElement(b []byte) Element {
 			_, e.End = ParseData(value)
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.IntervalEnd = number(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			e.CatchAll = number(value)&unix.NFT_SET_ELEM_CATCHALL != 0
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Verdict, e.Data = ParseData(value)
 		case unix.NFTA_SET_ELEM_USERDATA:
@@ -223,17 +230,24 @@ func long(b []byte) uint64 {
 }
 
 // Same reports whether listed expressions do what those do that were written. The kernel lists
-// attributes besides: those of the end of a range equal the begin's, others are zero.
+// attributes besides: those of the end of a range of addresses or ports to translate to equal the begin's,
+// others are zero.
 func Same(written, listed []Expr) bool {
-	return slices.EqualFunc(written, listed, func(w, l Expr) bool { return sameAttributes(w, l) })
+	return slices.EqualFunc(written, listed, func(w, l Expr) bool {
+		translates := false
+		for kind, value := range nlattr.All(w) {
+			translates = translates || kind == unix.NFTA_EXPR_NAME && nlattr.Text(value) == "nat"
+		}
+		return sameAttributes(w, l, translates)
+	})
 }
 
-func sameAttributes(written, listed []byte) bool {
+func sameAttributes(written, listed []byte, ranges bool) bool {
 	their := maps.Collect(nlattr.All(listed))
 	var values [][]byte
 	for kind, value := range nlattr.All(written) {
 		other, found := their[kind]
-		if !found || !bytes.Equal(value, other) && !sameNested(value, other) {
+		if !found || !bytes.Equal(value, other) && !sameNested(value, other, ranges) {
 			return false
 		}
 		values = append(values, value)
@@ -241,7 +255,7 @@ func sameAttributes(written, listed []byte) bool {
 	}
 	for _, value := range their {
 		zero := !slices.ContainsFunc(value, func(b byte) bool { return b != 0 })
-		if !zero && !slices.ContainsFunc(values, func(v []byte) bool { return bytes.Equal(v, value) }) {
+		if !zero && (!ranges || !slices.ContainsFunc(values, func(v []byte) bool { return bytes.Equal(v, value) })) {
 			return false
 		}
 	}
@@ -249,9 +263,9 @@ func sameAttributes(written, listed []byte) bool {
 }
 
 // sameNested compares values that consist of attributes.
-func sameNested(written, listed []byte) bool {
+func sameNested(written, listed []byte, ranges bool) bool {
 	isNested := func(b []byte) bool {
 		return len(b) > 4 && nlattr.Each(b, func(uint16, []byte) bool { return true })
 	}
-	return isNested(written) && isNested(listed) && sameAttributes(written, listed)
+	return isNested(written) && isNested(listed) && sameAttributes(written, listed, ranges)
 }

@@ -134,3 +134,18 @@ func FuzzMessages(f *testing.F) {
 		}
 	})
 }
+
+// TestSame: what the kernel lists besides does not hide that a rule does something else.
+func TestSame(t *testing.T) {
+	for _, c := range []struct {
+		written, listed Expr
+		want            bool
+	}{
+		{In("s", 0), In("s", 0), true}, {In("s", 0), NotIn("s", 0), false}, {Random(4, 0), Random(4, 0), true}, {Random(4, 0), Random(5, 0), false},
+		{DNAT(unix.NFPROTO_IPV4, 0, 1), DNAT(unix.NFPROTO_IPV4, 0, 1), true}, {DNAT(unix.NFPROTO_IPV4, 0, 1), DNAT(unix.NFPROTO_IPV4, 0, 2), false},
+	} {
+		if got := Same([]Expr{c.written}, []Expr{c.listed}); got != c.want {
+			t.Errorf("%x and %x: same %t", c.written, c.listed, got)
+		}
+	}
+}

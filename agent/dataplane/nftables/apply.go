@@ -44,6 +44,11 @@ const (
 	replacedElements = 300_000
 )
 
+// notOfServices are errors of which no Service is the cause.
+func notOfServices() []error {
+	return []error{unix.EPERM, unix.ENOMEM, unix.ENOBUFS, unix.EINTR}
+}
+
 // operations are what the engine has the data plane do.
 type operations struct{ *Dataplane }
 
@@ -125,7 +130,7 @@ func (o operations) write(plans map[dataplane.ServiceName]*servicePlan, previous
 		},
 		Rejection: func(err error) bool {
 			rejected, ok := errors.AsType[*nft.RejectedError](err)
-			return ok && rejected.Message >= 0 && (final || !outdated(err)) && !errors.Is(err, unix.EPERM)
+			return ok && rejected.Message >= 0 && (final || !outdated(err)) && !slices.ContainsFunc(notOfServices(), func(of error) bool { return errors.Is(err, of) })
 		},
 		Suspects: func([]dataplane.ServiceName, error) (suspects, rest []dataplane.ServiceName) { return nil, nil },
 		Previous: previous, Rejected: map[dataplane.ServiceName]engine.Rejection[servicePlan]{}, Changed: map[dataplane.ServiceName]struct{}{},

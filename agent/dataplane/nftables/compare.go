@@ -44,6 +44,8 @@ func (c *change) size() (n int) {
 // judge compares who may change the table: owns if it is to be the socket of that port alone.
 func (d *comparison) judge(l *listing, owns bool, port uint32) {
 	switch {
+	case l.ownership.Dormant:
+		d.rebuild = true
 	case !owns || !l.exists:
 	case !l.ownership.Persists && l.ownership.Port == 0: // which the kernel never changes
 		d.rebuild = true
@@ -264,17 +266,30 @@ func unknown[V any](all map[string]V, known map[string]struct{}) []string {
 	return out
 }
 
-// removeUnknown appends to a batch what removes what other programs have added to the table, once
-// nothing of ours leads there.
-func (d *comparison) removeUnknown(b *nft.Batch, t nft.Table) {
-	for _, name := range d.unknownChains { // they may lead to each other
-		b.FlushChain(t, name)
+// removeUnknownSets appends to a batch what removes the sets that other programs have added to the table,
+// once nothing of ours leads there. Their chains can only be removed by a later batch: the sets may lead
+// there, and older kernels notice only then that they do not.
+func (d *comparison) removeUnknownSets(b *nft.Batch, t nft.Table) {
+	if len(d.unknownSets) == 0 {
+		return
 	}
+	d.flushUnknown(b, t)
+	for _, name := range d.unknownSets {
+		b.DeleteSet(t, name)
+	}
+}
+
+// removeUnknownChains does the same for chains.
+func (d *comparison) removeUnknownChains(b *nft.Batch, t nft.Table) {
+	d.flushUnknown(b, t) // they may lead to each other
 	for _, name := range d.unknownChains {
 		b.DeleteChain(t, name)
 	}
-	for _, name := range d.unknownSets {
-		b.DeleteSet(t, name)
+}
+
+func (d *comparison) flushUnknown(b *nft.Batch, t nft.Table) {
+	for _, name := range d.unknownChains {
+		b.FlushChain(t, name)
 	}
 }
 

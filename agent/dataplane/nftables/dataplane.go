@@ -172,7 +172,7 @@ func (d *Dataplane) connect() error {
 		c.addFailure(&b)
 		err := d.discard(&b)
 		if d.owns = err == nil; err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
-			return d.failed(fmt.Errorf("probe whether a table may have an owner: %w", err))
+			return errors.Join(fmt.Errorf("probe whether a table may have an owner: %w", err), d.Close()) // the next call probes again
 		}
 	}
 	return nil
@@ -209,7 +209,7 @@ func (k *reporting) Close() error {
 
 // failed closes the socket after an error that is no answer of the kernel.
 func (d *Dataplane) failed(err error) error {
-	if _, answered := errors.AsType[*nft.RejectedError](err); err != nil && !answered && !errors.Is(err, nft.ErrChanged) {
+	if _, answered := errors.AsType[*nft.RejectedError](err); err != nil && !answered && !errors.Is(err, nft.ErrChanged) && !errors.Is(err, nft.ErrInterrupted) {
 		err = errors.Join(err, d.Close())
 	}
 	return err

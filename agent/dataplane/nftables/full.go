@@ -235,6 +235,11 @@ func (o operations) removeStale(t nft.Table, d *comparison, sets []string) error
 		}
 	}
 	var b nft.Batch
-	d.removeUnknown(&b, t)
+	d.removeUnknownSets(&b, t)
+	if err := o.kernel.Commit(&b, 0); err != nil {
+		return err
+	}
+	b.Reset()
+	d.removeUnknownChains(&b, t)
 	return o.kernel.Commit(&b, 0)
 }

@@ -3,6 +3,7 @@ package nftables
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +45,10 @@ const maxAffinity = 1 << 20
 type numberedSet struct {
 	kind   string
 	number int32
+}
+
+func (s numberedSet) compare(with numberedSet) int {
+	return cmp.Or(cmp.Compare(s.kind, with.kind), cmp.Compare(s.number, with.number))
 }
 
 type numberedSets = map[numberedSet]struct{}
@@ -406,7 +411,7 @@ func (c *config) addLayout(b *nft.Batch, numbered numberedSets) {
 	for _, s := range c.sets() {
 		b.AddSet(t, s)
 	}
-	for s := range numbered {
+	for _, s := range slices.SortedFunc(maps.Keys(numbered), numberedSet.compare) { // messages are identified by their order
 		b.AddSet(t, c.numbered(s))
 	}
 	for _, chain := range c.fixedChains(numbered) {

@@ -46,6 +46,11 @@ var attacks = map[string]string{
 	"a base chain added":     "add chain ip nodeproxy mine { type filter hook forward priority 0; policy drop; }",
 	"a chain and a set":      "add chain ip nodeproxy mine; add set ip nodeproxy my { type ipv4_addr; }; add rule ip nodeproxy mine ip daddr @my drop",
 	"our base chain deleted": "delete chain ip nodeproxy nat-output",
+	"the table made dormant": "add table ip nodeproxy { flags dormant; }",
+	"a policy changed":       "add chain ip nodeproxy filter-forward { policy drop; }",
+	"a catch-all element":    "add element ip nodeproxy service-ips { * : drop }",
+	"an anonymous set":       "add chain ip nodeproxy mine; add rule ip nodeproxy mine ip saddr { 192.0.2.7, 192.0.2.8 } drop",
+	"a map to a chain":       "add chain ip nodeproxy mine; add map ip nodeproxy my { type ipv4_addr : verdict; elements = { 192.0.2.7 : goto mine }; }",
 }
 
 // TestOwned: other programs cannot change the table, and a restarted agent takes it over.

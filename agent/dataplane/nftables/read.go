@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft/unix"
 )
 
 // kernel is what the data plane needs of nf_tables. An nft.Conn has it.
@@ -124,7 +125,9 @@ func (c *config) listLayout(k kernel) (*listing, error) {
 		return nil, wrap("list the sets of table", err)
 	}
 	for _, s := range sets {
-		l.sets[s.Name] = s
+		if s.Flags&unix.NFT_SET_ANONYMOUS == 0 { // else it is a part of the rule that names it
+			l.sets[s.Name] = s
+		}
 	}
 	return l, nil
 }

@@ -56,7 +56,7 @@ func (d *Dataplane) suspect(c *config, r *dataplane.Ruleset) (*suspicion, error)
 		return nil, errUnsure
 	case !s.missing():
 		for _, id := range changes.Elements {
-			if _, found := s.elements[id.Set]; !found && id.Set != setAffinity {
+			if _, found := s.elements[id.Set]; !found && id.Set != setAffinity || id.Key == "" { // or it stands for all keys
 				return nil, errUnsure
 			}
 		}
@@ -279,7 +279,7 @@ func (o operations) writeSuspects(s *suspicion) (int, error) {
 		}
 	}
 	appendChanges(&b, t, sets, s.changes()...)
-	s.removeUnknown(&b, t)
+	s.removeUnknownChains(&b, t)
 	return changed, o.kernel.Commit(&b, s.generation)
 }
 

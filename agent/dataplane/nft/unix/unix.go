@@ -7,11 +7,14 @@ const (
 	EAFNOSUPPORT    = syscall.EAFNOSUPPORT
 	EBUSY           = syscall.EBUSY
 	EEXIST          = syscall.EEXIST
+	EINTR           = syscall.EINTR
 	EINVAL          = syscall.EINVAL
 	EMLINK          = syscall.EMLINK
 	ENFILE          = syscall.ENFILE
+	ENOBUFS         = syscall.ENOBUFS
 	ENODATA         = syscall.ENODATA
 	ENOENT          = syscall.ENOENT
+	ENOMEM          = syscall.ENOMEM
 	EOPNOTSUPP      = syscall.EOPNOTSUPP
 	EOVERFLOW       = syscall.EOVERFLOW
 	EPERM           = syscall.EPERM
@@ -110,6 +113,8 @@ const (
 	NFTA_SET_ID                     = 0xa
 	NFTA_SET_KEY_LEN                = 0x5
 	NFTA_SET_TIMEOUT                = 0xb
+	NFT_SET_ANONYMOUS               = 0x1
+	NFT_SET_ELEM_CATCHALL           = 0x2
 	NFT_SET_ELEM_INTERVAL_END       = 0x1
 	NFTA_SET_KEY_TYPE               = 0x4
 	NFTA_SET_NAME                   = 0x2
@@ -191,6 +196,7 @@ const (
 	NFTA_SET_ELEM_KEY_END    = 10
 	NFTA_TABLE_OWNER         = 7
 	NFTA_TABLE_USERDATA      = 6
+	NFT_TABLE_F_DORMANT      = 1
 	NFT_TABLE_F_OWNER        = 2
 	NFT_TABLE_F_PERSIST      = 4
 	NF_ACCEPT                = 1
