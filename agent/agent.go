@@ -116,7 +116,7 @@ type Agent struct {
 	logged   map[subject]string
 	// remain is what another active proxy does not take over; nil: unknown.
 	remain map[dataplane.Family]string
-	// leaving is when a removal has begun that leaves all else, given what that has removed.
+	// leaving is when a removal began that retains all other rules; given is what it removed.
 	leaving time.Time
 	given   map[dataplane.Family]string
 	// rejectionsLogged is when rejected Services were last named in the log.

@@ -71,8 +71,8 @@ func (a *Agent) relinquishLast(ctx context.Context) (removed string, err error) 
 	return joined(a.given), err
 }
 
-// giveBack has the IP families that another proxy serves remove what that does not take over, and
-// returns what they have removed, human-readable, even if another family fails.
+// giveBack removes, in each IP family that another proxy serves, the rules that it would not take over. It
+// returns what was removed, human-readable, even if another family fails.
 func (a *Agent) giveBack(ctx context.Context, serving ownership.ServingFunc) (map[dataplane.Family]string, error) {
 	given := map[dataplane.Family]string{}
 	outcomes := a.fanout.Relinquish(ctx, nil)
@@ -110,7 +110,7 @@ func (a *Agent) noteRemain(outcomes map[dataplane.Family]dataplane.Outcome[strin
 	a.remain = remain
 }
 
-// remaining are the families of which something remains, with what that is.
+// remaining returns the rules that remain, human-readable, of each family that has some.
 func remaining(outcomes map[dataplane.Family]dataplane.Outcome[string]) map[dataplane.Family]string {
 	out := map[dataplane.Family]string{}
 	for family, o := range outcomes {

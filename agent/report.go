@@ -43,7 +43,7 @@ func (a *Agent) known() (desired.Snapshot, status.Facts) {
 	return s, a.facts(&s)
 }
 
-// facts are those that belong to a snapshot, whose Audit and Removal decide what it means.
+// facts returns the facts for a snapshot, whose Audit and Removal decide what it means.
 func (a *Agent) facts(s *desired.Snapshot) status.Facts {
 	other := a.owner.Facts()
 	f := status.Facts{

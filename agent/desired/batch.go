@@ -73,7 +73,7 @@ func (s *Store) takeBatch() Batch {
 	return b
 }
 
-// newest is what is applied once everything is that has come. The caller holds mu.
+// newest returns the versions that count as applied after the next complete write. The caller holds mu.
 func (s *Store) newest() Applied {
 	out := Applied{Version: s.catalog.newestVersion, Mode: s.mode.Mode}
 	if s.own.current != nil {
