@@ -36,8 +36,8 @@ const (
 type attack struct {
 	// name and limit are for the table: limit is what stops it.
 	name, limit string
-	// large objects are over a limit. Those of heavy attacks are within, and nodes take long for each
-	// update.
+	// large objects have megabytes. Those of heavy attacks are within the limits, and the controller or
+	// nodes take long for each update.
 	large, heavy bool
 	// services is how many Services each may have a line in the log for good reason.
 	services int
@@ -124,7 +124,7 @@ func (r *rig) others() []attack {
 		},
 		r.takesAPIServer("an API server's address as an external IP", "api"),
 		{
-			name: fmt.Sprintf("a slice of %d ports beside %d endpoints of others on one node", widePorts, tallEndpoints), limit: "slice by slice", large: true,
+			name: fmt.Sprintf("a slice of %d ports beside %d endpoints of others on one node", widePorts, tallEndpoints), limit: "slice by slice", large: true, heavy: true,
 			objects: r.wideAndTall, effect: r.hasLocal("wide"),
 		},
 		{

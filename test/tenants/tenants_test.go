@@ -218,8 +218,8 @@ func (r *rig) cleared(ctx context.Context) error {
 	return r.programmed(ctx)
 }
 
-// everything adds the row of all attacks at once but the heavy ones, each of which takes a node long by
-// itself.
+// everything adds the row of all attacks at once but the heavy ones, each of which takes the controller or a
+// node long by itself.
 func (r *rig) everything(to *table) {
 	r.Helper()
 	list := slices.DeleteFunc(r.attacks(), func(a attack) bool { return a.heavy })
