@@ -118,7 +118,7 @@ test: ## Run units, API server suites, the data planes on the real kernel (root)
 	hack/test.sh quick
 
 .PHONY: test-all
-test-all: ## Run everything that gates a change, with the race detector where it applies (root); 36 minutes.
+test-all: ## Run everything that gates a change, with the race detector where it applies (root); 36 to 42 minutes.
 	hack/test.sh all
 
 .PHONY: test-long
