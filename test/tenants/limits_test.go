@@ -62,12 +62,10 @@ func (r *rig) hasLocal(name string) func(context.Context) error {
 		if err := r.cluster.Client().Get(ctx, client.ObjectKey{Name: r.cluster.Node(0).Name()}, rules); err != nil {
 			return err
 		}
-		for _, s := range rules.Spec.LocalEndpoints {
-			if s.Namespace == attacker && s.Name == name {
-				return nil
-			}
+		if !carries(rules, attacker, name) {
+			return fmt.Errorf("the rules of %s have no local endpoints of %s/%s", rules.Name, attacker, name)
 		}
-		return fmt.Errorf("the rules of %s have no local endpoints of %s/%s", rules.Name, attacker, name)
+		return nil
 	}
 }
 

@@ -156,9 +156,6 @@ func (r *rig) whereMissing(service *corev1.Service, node *cluster.Node) string {
 	if err := r.cluster.Client().Get(ctx, client.ObjectKey{Name: node.Name()}, own); err != nil {
 		return err.Error()
 	}
-	local := slices.ContainsFunc(own.Spec.LocalEndpoints, func(s v1alpha1.ServiceLocalEndpoints) bool {
-		return s.Namespace == service.Namespace && s.Name == service.Name
-	})
 	saved, err := node.Exec(ctx, "iptables-save")
 	var lines []string
 	for line := range strings.Lines(saved) {
@@ -167,7 +164,14 @@ func (r *rig) whereMissing(service *corev1.Service, node *cluster.Node) string {
 		}
 	}
 	return fmt.Sprintf("rendered: %+v; local endpoints in the rules of %s (generation %d): %t; rules: %q, %v; the status of the node: %+v",
-		rules.Spec, node.Name(), own.Generation, local, lines, err, own.Status)
+		rules.Spec, node.Name(), own.Generation, carries(own, service.Namespace, service.Name), lines, err, own.Status)
+}
+
+// carries reports whether the rules of a node have local endpoints of a Service.
+func carries(rules *v1alpha1.NodeProxyRules, namespace, name string) bool {
+	return slices.ContainsFunc(rules.Spec.LocalEndpoints, func(s v1alpha1.ServiceLocalEndpoints) bool {
+		return s.Namespace == namespace && s.Name == name
+	})
 }
 
 // steal ends the run: what an endpoint of the attacker answers to the second tenant is as final as a
