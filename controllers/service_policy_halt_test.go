@@ -116,7 +116,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		c := startController()
 		createNode(ctx, "n1")
 		createNodePorts(ctx, ns, count)
-		reject(ctx, "n1", ns+"/s-099: it was so before")
+		c.looksAt(ctx, "servicepolicy", func() { reject(ctx, "n1", ns+"/s-099: it was so before") }, "/cluster")
 		createServicePolicy(ctx, "p")
 		rejected := rejectOne(ctx, ns, "p", "n1")
 		Eventually(servicePolicy(ctx, "p")).Should(And(
@@ -276,11 +276,12 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 	It("is not halted by a node that is gone, nor by Services that were rejected before", func(ctx SpecContext) {
 		ns := namespaceOf(ctx, "shop")
 		switchOn(ctx)
-		startController()
+		c := startController()
 		node := createNode(ctx, "n1")
 		createNode(ctx, "n2")
 		createNodePorts(ctx, ns, 5)
-		reject(ctx, "n2", ns+"/s-000: it was so before")
+		// A controller that learned of the policy first would take the rejection for its effect.
+		c.looksAt(ctx, "servicepolicy", func() { reject(ctx, "n2", ns+"/s-000: it was so before") }, "/cluster")
 		createServicePolicy(ctx, "p")
 		Eventually(shapedIn(ctx, ns, "p")).Should(HaveLen(5))
 		Eventually(servicePolicy(ctx, "p")).Should(haveCondition("Ready", "True Applied"))
