@@ -219,7 +219,7 @@ func (q *question) why(fate Fate, svc *dataplane.Service, port *dataplane.Port, 
 			return fmt.Sprintf("the node port of %s does not answer on %s: see spec.settings.nodePorts", name, q.packet.Destination.Addr())
 		}
 		return fmt.Sprintf("no rule matches it, although it is for %s", name)
-	case fate == Dropped && kind == dataplane.LoadBalancerIP && q.outOfRange(svc): // ranges only drop
+	case fate == Dropped && slices.Contains(svc.LoadBalancerIPs, q.packet.Destination.Addr()) && q.outOfRange(svc): // ranges only drop
 		return fmt.Sprintf("%s is outside of the source ranges of %s: %s", q.packet.Source, name, join(svc.SourceRanges))
 	case !port.Available:
 		return fmt.Sprintf("%s has no endpoint anywhere that is ready, or terminating and still serving", name)

@@ -179,7 +179,8 @@ func (c *config) sizeOf(s *dataplane.Service) int {
 func (c *config) planDestination(s *dataplane.Service, d *dataplane.Destination, k key, ranges []netip.Prefix) destination {
 	port := d.Port
 	out := destination{key: k, port: port.Name}
-	limited := d.Kind == dataplane.LoadBalancerIP && len(ranges) > 0
+	// As in kube-proxy's mode nftables, an external IP that is a load balancer's as well is restricted.
+	limited := len(ranges) > 0 && (d.Kind == dataplane.LoadBalancerIP || d.Kind == dataplane.ExternalIP && slices.Contains(s.LoadBalancerIPs, d.Address))
 	if limited {
 		out.ranges = c.sources(ranges, d.Address)
 	}

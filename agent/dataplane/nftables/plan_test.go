@@ -118,7 +118,7 @@ func TestPlan(t *testing.T) {
 		"the same address twice": {func(s *dataplane.Service) {
 			s.LoadBalancerIPs, s.SourceRanges, s.Ports[0].NodePort = s.ExternalIPs, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, 0
 		}, `10.96.0.1:80 cluster-2
-203.0.113.1:80 external-2`},
+203.0.113.1:80 limited-external-2 192.0.2.0/24 203.0.113.1/32`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := web()
