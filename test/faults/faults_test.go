@@ -54,7 +54,7 @@ func groups() []group {
 		{name: "nftables", options: options{nodes: 2, more: 60, mode: v1alpha1.ModeNFTables},
 			faults: inNFTables(agentFaults(), "agent-killed", "state-directory-full")},
 		{name: "nftables-api-server", options: options{nodes: 3, mode: v1alpha1.ModeNFTables},
-			faults: inNFTables(slices.Concat(ruleFaults("`nft flush ruleset` in a reload of a firewall"), apiServerFaults(), rebootFaults()), "rules-flushed", "agent-restarted", "reboot")},
+			faults: inNFTables(slices.Concat(ruleFaults("`nft flush ruleset` in a reload of a firewall"), apiServerFaults(), rebootFaults()), "rules-flushed", "api-server-down", "etcd-restarted", "agent-restarted", "reboot")},
 		{name: "api-server", options: options{nodes: 2}, faults: apiServerFaults()},
 		{name: "endpoints", alone: true, options: options{nodes: 2, standby: true, large: true}, faults: endpointFaults()},
 		{name: "agents", options: options{nodes: 2, more: 60}, faults: agentFaults()},
