@@ -75,15 +75,15 @@ func (a *Agent) settleMode(q *desired.ModeQuestion, v desired.Verdict) {
 // logMode logs which mode runs if that is not obvious.
 func (a *Agent) logMode(q *desired.ModeQuestion, v desired.Verdict, c desired.ModeChoice) {
 	if _, changed := a.noteChange(modeErrors, wording.OfError(v.Unknown)); changed && v.Unknown != nil {
-		a.log.Error(v.Unknown, "Could not determine whether this node can run the desired mode; retrying, the mode stays", "mode", q.Desired)
+		a.log.Error(v.Unknown, "Could not determine whether this node can run the desired mode; retrying", "mode", q.Desired, "effect", "the mode stays")
 	}
 	former, changed := a.noteChange(modesRun, string(c.Mode)+c.Lacks)
 	switch {
 	case !changed || v.Unknown != nil:
 	case c.Rejection != nil:
-		a.log.Info("This node cannot run the desired mode and no other is allowed; its rules stay. Each verification checks again", "mode", q.Desired, "lacks", c.Lacks)
+		a.log.Info("This node cannot run the desired mode, and no other is allowed; checking again at each verification", "mode", q.Desired, "lacks", c.Lacks, "effect", "the rules in the kernel stay")
 	case c.Lacks != "":
-		a.log.Info("This node cannot run the desired mode; falling back. Each verification checks again", "mode", q.Desired, "runs", c.Mode, "lacks", c.Lacks)
+		a.log.Info("This node cannot run the desired mode; falling back and checking again at each verification", "mode", q.Desired, "runs", c.Mode, "lacks", c.Lacks)
 	case modes.Of(c.Mode).Advice != "":
 		a.log.Info("Running the desired mode", "mode", c.Mode, "advice", modes.Of(c.Mode).Advice)
 	case former != "":

@@ -96,7 +96,8 @@ func (r *LeaseRenewer) Run(ctx context.Context) {
 		case err != nil:
 			if what := leaseAdvice(err, r.Namespace); what != failure {
 				failure = what
-				r.Log.Error(err, "Could not renew this agent's Lease; retrying. Until then the controller reports this node as AgentNotResponding. The rules in the kernel are not affected", "lease", name, "whatToDo", what)
+				r.Log.Error(err, "Could not renew this agent's Lease; retrying", "lease", name,
+					"effect", "the controller reports this node as AgentNotResponding; the rules in the kernel are not affected", "whatToDo", what)
 			}
 			wait = time.Duration(float64(retry) * (0.5 + r.share()/2))
 			retry = min(2*retry, lastLeaseRetry)

@@ -180,7 +180,7 @@ func (t *Tuner) measure() {
 	switch {
 	case failure == t.failure:
 	case failure != "":
-		t.log.Error(err, "Could not read the statistics of connection tracking; retrying. Traffic is not affected")
+		t.log.Error(err, "Could not read the statistics of connection tracking; retrying", "effect", "traffic is not affected")
 	default:
 		t.log.Info("The statistics of connection tracking can be read again")
 	}

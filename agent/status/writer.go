@@ -111,7 +111,8 @@ func (w *Writer) Write(ctx context.Context, s desired.Snapshot, f Facts) bool {
 	now := w.clock.Now()
 	if err != nil {
 		if w.failure != err.Error() && ctx.Err() == nil {
-			w.log.Error(err, "Could not write the status of the NodeProxyRules; retrying at most 30 s apart. The rules in the kernel are not affected", "nodeProxyRules", stored.Name)
+			w.log.Error(err, "Could not write the status of the NodeProxyRules; retrying", "nodeProxyRules", stored.Name,
+				"longestPause", lastStatusRetry.String(), "effect", "the rules in the kernel are not affected")
 		}
 		w.retry = min(max(2*w.retry, firstStatusRetry), lastStatusRetry)
 		w.retryAt = now.Add(time.Duration(float64(w.retry) * (0.5 + w.share()/2)))

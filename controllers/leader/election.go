@@ -191,7 +191,7 @@ func (l *lock) note(ctx context.Context, err error) {
 	switch {
 	case err != nil && ctx.Err() == nil && !l.failing:
 		l.failing = true
-		l.log.Error(err, "The lease cannot be read or written; retrying. A leader that cannot renew it stops writing", "after", renewDeadline.String())
+		l.log.Error(err, "Could not read or write the lease; retrying", "effect", "a leader that cannot renew it stops writing", "after", renewDeadline.String())
 	case err == nil && l.failing:
 		l.failing = false
 		l.log.Info("The lease can be read and written again")

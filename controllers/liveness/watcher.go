@@ -91,7 +91,7 @@ func (w *Watcher) check(ctx context.Context) {
 		failure = err.Error()
 	}
 	if failure != "" && failure != w.failure {
-		ctrl.Log.Error(err, "Could not check the agents' Leases; retrying. Meanwhile no agent is reported as not responding", "every", w.Liveness.interval.String())
+		ctrl.Log.Error(err, "Could not check the agents' Leases; retrying", "effect", "no agent is reported as not responding", "every", w.Liveness.interval.String())
 	}
 	w.failure = failure
 }
