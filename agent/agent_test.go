@@ -72,14 +72,14 @@ func TestWarnings(t *testing.T) {
 	mustSync(t, a)
 	r.SetService(r.Service("b", 2))
 	mustSync(t, a)
-	c := status.ProgrammedCondition(a.known())
+	c := status.ProgrammedCondition(a.refresh())
 	if want := "The desired state is programmed. Restrictions: " + forwarding + "; " + localnet; c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonProgrammed || c.Message != want {
 		t.Errorf("condition %+v, want message %q", c, want)
 	}
 	kernel.Reject("shop", "c", "line 3 failed")
 	r.SetService(r.Service("c", 3))
 	mustSync(t, a)
-	c = status.ProgrammedCondition(a.known())
+	c = status.ProgrammedCondition(a.refresh())
 	if c.Reason != v1alpha1.ReasonSomeServicesRejected || !strings.Contains(c.Message, "line 3 failed. Restrictions: "+forwarding) {
 		t.Errorf("with a rejected Service: condition %+v", c)
 	}
@@ -91,7 +91,7 @@ func TestWarnings(t *testing.T) {
 	if err := a.sync(context.Background()); err == nil {
 		t.Fatal("no error")
 	}
-	if c = status.ProgrammedCondition(a.known()); strings.Contains(c.Message, "but:") {
+	if c = status.ProgrammedCondition(a.refresh()); strings.Contains(c.Message, "but:") {
 		t.Errorf("a failure is not the place for warnings: %+v", c)
 	}
 	kernel.Fail(nil)

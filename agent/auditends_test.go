@@ -20,7 +20,7 @@ func comparing(t *testing.T) (*Agent, *rig) {
 	r := fill(t, a)
 	r.SetRules(r.Node(inAudit))
 	mustSync(t, a)
-	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonAuditInSync {
+	if c := status.ProgrammedCondition(a.refresh()); c.Reason != v1alpha1.ReasonAuditInSync {
 		t.Fatalf("with Audit: %+v", c)
 	}
 	return a, r
@@ -28,7 +28,7 @@ func comparing(t *testing.T) (*Agent, *rig) {
 
 func expectPending(t *testing.T, a *Agent, when string) {
 	t.Helper()
-	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonPending {
+	if c := status.ProgrammedCondition(a.refresh()); c.Reason != v1alpha1.ReasonPending {
 		t.Errorf("%s: %s: %s", when, c.Reason, c.Message)
 	}
 	if status := statusOf(a, nil); status.Services != 0 || status.Difference != nil || status.Kernel != nil {
@@ -46,7 +46,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 		hold(t, a)
 		expectPending(t, a, "before the first write")
 		mustSync(t, a)
-		if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed {
+		if c := status.ProgrammedCondition(a.refresh()); c.Reason != v1alpha1.ReasonProgrammed {
 			t.Errorf("written: %s: %s", c.Reason, c.Message)
 		}
 	})
@@ -86,7 +86,7 @@ func TestWhatIsComparedIsNotWritten(t *testing.T) {
 		r.SetRules(r.Node())
 		expectPending(t, a, "with Enforce again")
 		mustSync(t, a)
-		if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonProgrammed || len(kernel.Services()) != 1 {
+		if c := status.ProgrammedCondition(a.refresh()); c.Reason != v1alpha1.ReasonProgrammed || len(kernel.Services()) != 1 {
 			t.Errorf("written: %s: %s; the kernel has %q", c.Reason, c.Message, kernel.Services())
 		}
 	})
@@ -128,7 +128,7 @@ func TestWhatIsWrittenIsNotCompared(t *testing.T) {
 	a, r, kernel, _ := owningAgent(t)
 	kernel.Reject("shop", "a", "too long")
 	mustSync(t, a)
-	if c := status.ProgrammedCondition(a.known()); c.Reason != v1alpha1.ReasonSomeServicesRejected {
+	if c := status.ProgrammedCondition(a.refresh()); c.Reason != v1alpha1.ReasonSomeServicesRejected {
 		t.Fatalf("written: %s: %s", c.Reason, c.Message)
 	}
 	b := prepare(a.store)

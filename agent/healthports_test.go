@@ -73,7 +73,7 @@ func expectWarning(t *testing.T, a *Agent, text string) {
 	t.Helper()
 	message := ""
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
-		c := status.ProgrammedCondition(a.known())
+		c := status.ProgrammedCondition(a.refresh())
 		if message = c.Message; c.Status == metav1.ConditionTrue && strings.Contains(message, text) {
 			return
 		}

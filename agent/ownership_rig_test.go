@@ -193,17 +193,17 @@ func after(d time.Duration) {
 
 // statusOf is the status that the agent would write now.
 func statusOf(a *Agent, former []metav1.Condition) v1alpha1.NodeProxyRulesStatus {
-	s, f := a.known()
+	s, f := a.refresh()
 	return status.Build(s, f, former)
 }
 
 func factsOf(a *Agent) status.Facts {
-	_, f := a.known()
+	_, f := a.refresh()
 	return f
 }
 
 // condition returns reason and message of Programmed.
 func (r ownershipRig) condition() (string, string) {
-	c := status.ProgrammedCondition(r.known())
+	c := status.ProgrammedCondition(r.refresh())
 	return c.Reason, c.Message
 }

@@ -261,13 +261,13 @@ func TestPendingReportsASilentPort(t *testing.T) {
 		if len(acquired) > 0 {
 			t.Fatal("one probe without an answer is taken for no proxy")
 		}
-		c := status.ProgrammedCondition(a.known())
+		c := status.ProgrammedCondition(a.refresh())
 		if c.Reason != v1alpha1.ReasonPending || !strings.Contains(c.Message, "127.0.0.1:10249") || !strings.Contains(c.Message, "has not answered yet") {
 			t.Errorf("condition %+v", c)
 		}
 		ports.become("")
 		<-acquired
-		c = status.ProgrammedCondition(a.known())
+		c = status.ProgrammedCondition(a.refresh())
 		if c.Message != "No complete state has been written to the kernel since the agent started or acquired ownership. If this lasts, see the agent's log on this node." {
 			t.Errorf("once answered: %s", c.Message)
 		}

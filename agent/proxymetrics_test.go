@@ -205,7 +205,7 @@ func TestChangeMetrics(t *testing.T) {
 func TestConditionMetric(t *testing.T) {
 	a, r, kernel, _ := owningAgent(t)
 	show := func() map[string]float64 {
-		a.showMetrics(a.known())
+		a.showMetrics(a.refresh())
 		return values(t, a, "nodeproxy_agent_condition")
 	}
 	mustSync(t, a)

@@ -80,7 +80,7 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	b := &agenttest.Board{Stored: a.store.Snapshot().Own, Err: errors.New("forbidden")}
 	a.writer = status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
 	report := func() {
-		s, f := a.known()
+		s, f := a.refresh()
 		a.writer.Write(context.Background(), s, f)
 		a.noteReported(s, f)
 	}

@@ -52,7 +52,7 @@ func TestRemovalOutlivesARestart(t *testing.T) {
 				tt.see(r)
 				a.changed()
 				after(time.Minute)
-				c := status.ProgrammedCondition(a.known())
+				c := status.ProgrammedCondition(a.refresh())
 				if got := strings.Join(kernel.Services(), " "); got != tt.want || !strings.Contains(c.Message, tt.text) {
 					t.Errorf("the kernel has %q, and %s: %s; want %q, …%s…", got, c.Reason, c.Message, tt.want, tt.text)
 				}
@@ -112,7 +112,7 @@ func TestRemovalNamesAFileThatStays(t *testing.T) {
 	if err := a.sync(t.Context()); err == nil {
 		t.Fatal("no error")
 	}
-	c := status.ProgrammedCondition(a.known())
+	c := status.ProgrammedCondition(a.refresh())
 	if c.Reason != "Failed" || !strings.Contains(c.Message, e.file()) {
 		t.Errorf("%s: %s", c.Reason, c.Message)
 	}

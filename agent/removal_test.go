@@ -299,7 +299,7 @@ func TestRemovalMeetsAProxyThatHasJustCome(t *testing.T) {
 		t.Fatal("the removal is not due")
 	}
 	mustSync(t, a)
-	if c := status.ProgrammedCondition(a.known()); len(kernel.Services()) != 1 || c.Reason != "Removed" || !strings.Contains(c.Message, "KUBE-PROXY-CANARY") {
+	if c := status.ProgrammedCondition(a.refresh()); len(kernel.Services()) != 1 || c.Reason != "Removed" || !strings.Contains(c.Message, "KUBE-PROXY-CANARY") {
 		t.Errorf("kernel %v, condition %+v", kernel.Services(), c)
 	}
 }
@@ -360,7 +360,7 @@ func TestReadyOnceRemoved(t *testing.T) {
 	expectReady(t, a, "before", "about to be removed")
 	r.ClearRemoval("", true)
 	mustSync(t, a)
-	s, f := a.known()
+	s, f := a.refresh()
 	a.writer.Write(t.Context(), s, f)
 	a.noteReported(s, f)
 	expectReady(t, a, "reported", "")

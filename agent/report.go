@@ -17,7 +17,7 @@ const statusTick = time.Second
 // reportLoop writes the status whenever it is due.
 func (a *Agent) reportLoop(ctx context.Context) {
 	for ctx.Err() == nil {
-		s, f := a.known()
+		s, f := a.refresh()
 		a.showMetrics(s, f)
 		a.logStuck(a.loop.Overdue())
 		a.writer.Write(ctx, s, f)
@@ -37,8 +37,10 @@ func (a *Agent) showMetrics(s desired.Snapshot, f status.Facts) {
 	}
 }
 
-// known is what the status is computed from.
-func (a *Agent) known() (desired.Snapshot, status.Facts) {
+// refresh updates what changes with time alone, and returns what the status is computed from.
+func (a *Agent) refresh() (desired.Snapshot, status.Facts) {
+	a.store.ExpireAgreement()
+	a.tracking.Refresh()
 	s := a.store.Snapshot()
 	return s, a.facts(&s)
 }
@@ -91,7 +93,7 @@ func (a *Agent) unready() string {
 	if ready {
 		return ""
 	}
-	s, f := a.known()
+	s, f := a.refresh()
 	switch {
 	case s.Restored.Active():
 		return fmt.Sprintf("%s; the agent becomes ready only with the API's objects (%s): check that the API server can be reached from this node", status.RestoredMessage(&s), a.whyUnread())

@@ -273,7 +273,7 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 		if lines := e.log.With("Could not write the checkpoint"); len(lines) != 1 {
 			t.Errorf("reported %d times: %q", len(lines), lines)
 		}
-		c := status.ProgrammedCondition(a.known())
+		c := status.ProgrammedCondition(a.refresh())
 		if c.Reason != v1alpha1.ReasonProgrammed || !strings.Contains(c.Message, "Restrictions: the checkpoint cannot be written") || !strings.Contains(c.Message, "not a directory") {
 			t.Errorf("condition %+v", c)
 		}
@@ -284,7 +284,7 @@ func TestDiskThatCannotBeWritten(t *testing.T) {
 		if _, err := os.Stat(e.file()); err != nil || len(e.log.With("can be written again")) != 1 {
 			t.Errorf("%v, log %q", err, e.log.With(""))
 		}
-		if c := status.ProgrammedCondition(a.known()); strings.Contains(c.Message, "but:") {
+		if c := status.ProgrammedCondition(a.refresh()); strings.Contains(c.Message, "but:") {
 			t.Errorf("condition %+v", c)
 		}
 		stop()

@@ -33,7 +33,7 @@ func TestAPortOfAnothersIsReported(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); a.servers.kubelet.Run(ctx) }()
 	message := func() string {
-		s, f := a.known()
+		s, f := a.refresh()
 		return meta.FindStatusCondition(status.Build(s, f, nil).Conditions, v1alpha1.ConditionProgrammed).Message
 	}
 	for message() == "The desired state is programmed." {

@@ -196,7 +196,7 @@ func TestNodeWithoutTracking(t *testing.T) {
 	mustSync(t, a)
 	mustVerify(t, a)
 	mustVerify(t, a)
-	c := status.ProgrammedCondition(a.known())
+	c := status.ProgrammedCondition(a.refresh())
 	if c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, "modprobe nf_conntrack") {
 		t.Errorf("condition %+v", c)
 	}
@@ -208,7 +208,7 @@ func TestNodeWithoutTracking(t *testing.T) {
 	}
 	fake.tuned, fake.failure = conntrack.Tuned{}, nil
 	mustVerify(t, a)
-	if c := status.ProgrammedCondition(a.known()); strings.Contains(c.Message, "but") {
+	if c := status.ProgrammedCondition(a.refresh()); strings.Contains(c.Message, "but") {
 		t.Errorf("condition %+v", c)
 	}
 }
@@ -252,6 +252,7 @@ func TestStatisticsAreReadNowAndThen(t *testing.T) {
 	tr.Cleaned(conntrack.Pass{Removed: map[conntrack.Reason]int{conntrack.EndpointGone: 17, conntrack.AddressGone: 1}})
 	want := v1alpha1.ConntrackReport{Entries: 31022, Max: 262144, UsagePercent: 12, Buckets: 65536, InsertFailed: 1, Drop: 2, EarlyDrop: 3, FlowsCleaned: 18}
 	for range 100 { // as in a burst of events
+		tr.Refresh()
 		if diff := cmp.Diff(want, *tr.Facts(true).Report); diff != "" {
 			t.Fatal(diff)
 		}
@@ -261,13 +262,14 @@ func TestStatisticsAreReadNowAndThen(t *testing.T) {
 	}
 	clk.Step(5 * time.Second)
 	fake.statistics.Entries, fake.statistics.Drop, fake.failure = 40000, 0, errors.New("no module")
+	tr.Refresh()
 	f := tr.Facts(true)
 	want.Entries, want.UsagePercent = 40000, 15
 	if diff := cmp.Diff(want, *f.Report); diff != "" || len(f.Warnings) != 1 || !strings.Contains(f.Warnings[0], "no module") {
 		t.Errorf("warnings %q, report (-want +got):\n%s", f.Warnings, diff)
 	}
 	clk.Step(-time.Hour) // a clock that is put back
-	if tr.Facts(true); fake.readings != 3 {
+	if tr.Refresh(); fake.readings != 3 {
 		t.Errorf("read %d times", fake.readings)
 	}
 }

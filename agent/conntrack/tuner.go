@@ -133,15 +133,21 @@ func (t *Tuner) Cleaned(pass Pass) {
 	}
 }
 
-// Facts returns what the status reports. Settings that are not applied are among it only while
-// this agent owns the node's proxy rules.
-func (t *Tuner) Facts(owned bool) TunerFacts {
+// Refresh reads the statistics again if they are too old for a status.
+func (t *Tuner) Refresh() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if now := t.clock.Now(); t.kernel != nil && (t.read.IsZero() || now.Sub(t.read) >= statisticsAge || now.Before(t.read)) {
 		t.read = now
 		t.measure()
 	}
+}
+
+// Facts returns what the status reports, with the statistics of the last Refresh. Settings that are
+// not applied are among it only while this agent owns the node's proxy rules.
+func (t *Tuner) Facts(owned bool) TunerFacts {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	var out TunerFacts
 	if owned {
 		out.Warnings = slices.Clone(t.unmet)

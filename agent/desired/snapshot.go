@@ -59,16 +59,24 @@ type FamilySnapshot struct {
 	Counts dataplane.Counts
 }
 
-// Snapshot returns a copy of the state for the status and the metrics.
-func (s *Store) Snapshot() Snapshot {
+// ExpireAgreement notes since when list and inventory differ if the set in which they last agreed
+// has become too old. No event reports that, so it is called before a Snapshot for the status.
+func (s *Store) ExpireAgreement() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now, i := s.clock.Now(), s.catalog.inventory
 	if _, agreed := i.agrees(now); i.listed && !agreed && i.unconfirmedSince.IsZero() {
-		i.unconfirmedSince = now // the set that agreed is too old
+		i.unconfirmedSince = now
 	}
+}
+
+// Snapshot returns a copy of the state for the status and the metrics.
+func (s *Store) Snapshot() Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.catalog.inventory
 	out := Snapshot{
-		Now: now, Own: s.own.rules, Exists: s.own.exists, Listed: i.listed, Rejection: cmp.Or(s.own.rejection, s.mode.Rejection), Mode: s.mode, Audit: s.own.audit(),
+		Now: s.clock.Now(), Own: s.own.rules, Exists: s.own.exists, Listed: i.listed, Rejection: cmp.Or(s.own.rejection, s.mode.Rejection), Mode: s.mode, Audit: s.own.audit(),
 		Done:             len(s.families) > 0 && s.families.allSettled(),
 		Families:         map[dataplane.Family]FamilySnapshot{},
 		Retained:         slices.SortedFunc(maps.Keys(s.catalog.retained), dataplane.ServiceName.Compare),
