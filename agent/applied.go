@@ -34,7 +34,7 @@ func (a *Agent) listeners() []func(*applied) {
 		a.cleanFlows,
 		func(d *applied) { a.updateChecks(d.outcomes) },
 		func(d *applied) { a.metrics.Proxy.Synced(d.Rulesets, d.outcomes, d.end) },
-		func(*applied) { a.metrics.Proxy.Programmed(a.store.ProgrammedChanges()) },
+		func(*applied) { a.metrics.Proxy.Programmed(a.store.TakeProgrammedChanges()) },
 		a.logApplied,
 		func(d *applied) {
 			if d.first {

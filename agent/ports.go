@@ -124,7 +124,7 @@ func (a *Agent) updateChecks(outcomes map[dataplane.Family]dataplane.Outcome[dat
 		if outcomes[family].Err != nil {
 			continue
 		}
-		answers, nodePorts, err := a.store.HealthChecks(family)
+		answers, nodePorts, err := a.store.UpdateHealthChecks(family)
 		if len(nodePorts.Ranges) == 0 && err == nil {
 			c.Set(owned, answers, nil)
 			continue

@@ -130,7 +130,7 @@ func TestNetworkProgrammingTime(t *testing.T) {
 			outcomes[family] = dataplane.Outcome[dataplane.Result]{Value: result, Err: err}
 		}
 		r.Commit(b, outcomes, nil)
-		return r.ProgrammedChanges()[dataplane.IPv4].Latencies
+		return r.TakeProgrammedChanges()[dataplane.IPv4].Latencies
 	}
 	expect := func(when string, want ...time.Duration) {
 		t.Helper()
@@ -178,7 +178,7 @@ func TestChangeMetrics(t *testing.T) {
 	commit := func() {
 		t.Helper()
 		r.sync()
-		r.ProgrammedChanges()
+		r.TakeProgrammedChanges()
 	}
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1), r.Service("b", 2)})
 	r.SetRules(r.Node())

@@ -61,7 +61,7 @@ func (a *Agent) syncChosen(ctx context.Context, pause func() bool) error {
 	if len(b.Rulesets) == 0 {
 		a.store.Commit(b, nil, nil)
 		a.updateChecks(nil)
-		a.metrics.Proxy.Programmed(a.store.ProgrammedChanges())
+		a.metrics.Proxy.Programmed(a.store.TakeProgrammedChanges())
 		a.noteReady()
 		a.pokeStatus()
 		return nil

@@ -182,8 +182,9 @@ func (s *Store) noteApplied(b Batch, failed bool) (first bool) {
 	return first
 }
 
-// ProgrammedChanges returns what the last commit has brought to the kernel.
-func (s *Store) ProgrammedChanges() map[dataplane.Family]ProgrammedChanges {
+// TakeProgrammedChanges returns what the last commit has brought to the kernel, and no longer counts
+// it as pending: each change is returned once.
+func (s *Store) TakeProgrammedChanges() map[dataplane.Family]ProgrammedChanges {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := map[dataplane.Family]ProgrammedChanges{}

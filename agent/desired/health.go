@@ -61,9 +61,9 @@ func (o *ownObject) eligible(restored bool) bool {
 	return restored && !o.current.Spec.Node.Draining
 }
 
-// HealthChecks returns what a family's health checks answer after a success, and on which
+// UpdateHealthChecks determines what a family's health checks answer after a success, and on which
 // addresses.
-func (s *Store) HealthChecks(family dataplane.Family) (map[dataplane.ServiceName]health.Check, dataplane.NodePorts, error) {
+func (s *Store) UpdateHealthChecks(family dataplane.Family) (map[dataplane.ServiceName]health.Check, dataplane.NodePorts, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.families[family]
@@ -72,11 +72,11 @@ func (s *Store) HealthChecks(family dataplane.Family) (map[dataplane.ServiceName
 	}
 	node := s.own.nodes[family]
 	nodePorts, err := dataplane.NodePortsOf(family, &node)
-	return f.answer(s.ledger.deferred), nodePorts, err
+	return f.updateAnswers(s.ledger.deferred), nodePorts, err
 }
 
-// answer returns what the health checks answer from now on.
-func (f *familyState) answer(deferred map[dataplane.ServiceName]deferral) map[dataplane.ServiceName]health.Check {
+// updateAnswers determines what the health checks answer from now on.
+func (f *familyState) updateAnswers(deferred map[dataplane.ServiceName]deferral) map[dataplane.ServiceName]health.Check {
 	out := make(map[dataplane.ServiceName]health.Check, len(f.checked))
 	for name, svc := range f.checked {
 		check := health.Check{Port: svc.HealthCheckNodePort, LocalEndpoints: svc.LocalReady}

@@ -49,7 +49,7 @@ func TestLargeChangeInParts(t *testing.T) {
 		if r.actual.applied.Version != before || len(r.ledger.metrics.services.waiting) != 1 || !s.OldestPending.IsZero() {
 			t.Errorf("%s: applied %s, waiting %v, pending since %v", when, r.actual.applied.Version, r.ledger.metrics.services.waiting, s.OldestPending)
 		}
-		if n := len(r.ProgrammedChanges()[dataplane.IPv4].Latencies); n != 0 {
+		if n := len(r.TakeProgrammedChanges()[dataplane.IPv4].Latencies); n != 0 {
 			t.Errorf("%s: %d changes count as programmed", when, n)
 		}
 	}
@@ -74,7 +74,7 @@ func TestLargeChangeInParts(t *testing.T) {
 	if r.actual.applied.Version != r.catalog.newestVersion || len(r.ledger.metrics.services.waiting) != 0 {
 		t.Errorf("after the last part: applied %s of %s", r.actual.applied.Version, r.catalog.newestVersion)
 	}
-	if n := len(r.ProgrammedChanges()[dataplane.IPv4].Latencies); n != 1 {
+	if n := len(r.TakeProgrammedChanges()[dataplane.IPv4].Latencies); n != 1 {
 		t.Errorf("after the last part %d changes count as programmed", n)
 	}
 	r.expectLoad(true, light)
@@ -178,7 +178,7 @@ func TestHealthCheckBetweenParts(t *testing.T) {
 		}
 	}
 	answered := func() int {
-		checks, _, err := r.HealthChecks(dataplane.IPv4)
+		checks, _, err := r.UpdateHealthChecks(dataplane.IPv4)
 		if err != nil || len(checks) != 1 {
 			t.Fatal(checks, err)
 		}
