@@ -199,7 +199,7 @@ func variantOf(flag string) (iptables.Variant, error) {
 	switch v := iptables.Variant(flag); v {
 	case "auto":
 		return "", nil
-	case iptables.NFTables, iptables.Legacy:
+	case iptables.VariantNFT, iptables.VariantLegacy:
 		return v, nil
 	default:
 		return "", fmt.Errorf("--iptables-variant %q: unknown; use auto, nf_tables or legacy", flag)

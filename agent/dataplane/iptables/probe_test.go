@@ -105,7 +105,7 @@ func TestLackingVariant(t *testing.T) {
 		`echo "iptables-save v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied" >&2; exit 1`:       false,
 		"kill -KILL $$": false,
 	} {
-		one := program{command: scripts(t, lines), family: dataplane.IPv4, variant: NFTables}
+		one := program{command: scripts(t, lines), family: dataplane.IPv4, variant: VariantNFT}
 		if err := one.trace(t.Context(), &traces{}); err == nil || isLacking(err) != lacks {
 			t.Errorf("%s: lacking %t, want %t: %v", lines, !lacks, lacks, err)
 		}

@@ -103,7 +103,7 @@ func (p *Programs) installed(ctx context.Context, family dataplane.Family) ([]pr
 		found []program
 		errs  []error
 	)
-	for _, suffix := range []string{"", NFTables.suffix(), Legacy.suffix()} {
+	for _, suffix := range []string{"", VariantNFT.suffix(), VariantLegacy.suffix()} {
 		one, err := lookUp(ctx, filepath.Join(p.directory, commandOf(family))+suffix, family)
 		if err != nil {
 			errs = append(errs, err)
@@ -139,12 +139,12 @@ func (p *Programs) decide(ctx context.Context) (Variant, error) {
 	usual := programs[0].variant // of the plain name
 	inUse := map[Variant]bool{}
 	for _, one := range programs {
-		inUse[one.variant] = inUse[one.variant] || one.variant != Legacy || len(legacyTables(one.family)) > 0
+		inUse[one.variant] = inUse[one.variant] || one.variant != VariantLegacy || len(legacyTables(one.family)) > 0
 	}
-	if len(inUse) == 1 || usual == NFTables && !inUse[Legacy] {
+	if len(inUse) == 1 || usual == VariantNFT && !inUse[VariantLegacy] {
 		return usual, nil // most nodes: there is no other, or nothing in it
 	}
-	seen := map[Variant]*traces{NFTables: {}, Legacy: {}}
+	seen := map[Variant]*traces{VariantNFT: {}, VariantLegacy: {}}
 	for _, one := range programs {
 		switch err := one.trace(ctx, seen[one.variant]); {
 		case isLacking(err):
@@ -154,7 +154,7 @@ func (p *Programs) decide(ctx context.Context) (Variant, error) {
 		}
 	}
 	if len(inUse) == 2 {
-		return cmp.Or(prefer(*seen[NFTables], *seen[Legacy]), usual), nil
+		return cmp.Or(prefer(*seen[VariantNFT], *seen[VariantLegacy]), usual), nil
 	}
 	for v := range inUse {
 		return v, nil
@@ -204,7 +204,7 @@ func (p *Programs) all(ctx context.Context, family dataplane.Family) ([]*Program
 	}
 	var out []*Programs
 	for _, one := range installed {
-		if one.variant == Legacy && len(legacyTables(family)) == 0 {
+		if one.variant == VariantLegacy && len(legacyTables(family)) == 0 {
 			continue
 		}
 		if err := one.trace(ctx, &traces{}); isLacking(err) && len(installed) > 1 {
@@ -290,7 +290,7 @@ func notRunning(err error) error {
 // to read, iptables-legacy-save reads those that exist; one that it is asked
 // for it would make.
 func (p program) trace(ctx context.Context, into *traces) error {
-	if p.variant == Legacy && len(legacyTables(p.family)) == 0 {
+	if p.variant == VariantLegacy && len(legacyTables(p.family)) == 0 {
 		return nil
 	}
 	if _, err := execute(ctx, into.read, p.save()); err != nil {

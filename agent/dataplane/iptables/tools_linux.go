@@ -188,7 +188,7 @@ func (t *tools) lacks(ctx context.Context, matches []string) ([]string, error) {
 	return out, nil
 }
 
-func (t *tools) legacy() bool { return variantOf(t.version) == Legacy }
+func (t *tools) legacy() bool { return variantOf(t.version) == VariantLegacy }
 
 func (t *tools) others() (uint32, bool) {
 	if t.legacy() {

@@ -13,21 +13,21 @@ type Variant string
 
 // Variants, as they are named by "iptables --version".
 const (
-	NFTables Variant = "nf_tables"
-	Legacy   Variant = "legacy"
+	VariantNFT    Variant = "nf_tables"
+	VariantLegacy Variant = "legacy"
 )
 
 // other returns the other variant.
 func (v Variant) other() Variant {
-	if v == Legacy {
-		return NFTables
+	if v == VariantLegacy {
+		return VariantNFT
 	}
-	return Legacy
+	return VariantLegacy
 }
 
 // suffix ends the names of programs of the variant, such as iptables-nft.
 func (v Variant) suffix() string {
-	if v == Legacy {
+	if v == VariantLegacy {
 		return "-legacy"
 	}
 	return "-nft"
@@ -36,10 +36,10 @@ func (v Variant) suffix() string {
 // variantOf returns the variant that "iptables --version" prints. Programs
 // older than 1.8 name none and are of the legacy variant.
 func variantOf(version string) Variant {
-	if strings.Contains(version, string(NFTables)) {
-		return NFTables
+	if strings.Contains(version, string(VariantNFT)) {
+		return VariantNFT
 	}
-	return Legacy
+	return VariantLegacy
 }
 
 // Chains by which the kubelet shows which variant it uses. Only newer kubelets
@@ -98,9 +98,9 @@ func prefer(nft, legacy traces) Variant {
 		cmp.Compare(nft.rules, legacy.rules))
 	switch {
 	case c > 0:
-		return NFTables
+		return VariantNFT
 	case c < 0:
-		return Legacy
+		return VariantLegacy
 	default:
 		return ""
 	}

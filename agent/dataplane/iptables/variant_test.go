@@ -21,12 +21,12 @@ func TestPrefer(t *testing.T) {
 		want        Variant
 	}{
 		"nothing anywhere":              {},
-		"the kubelet's hint":            {legacy: traces{hint: true, kube: true}, nft: traces{canary: true, proxy: 9, kube: true, rules: 99}, want: Legacy},
-		"an older kubelet's canary":     {nft: traces{canary: true, kube: true}, legacy: traces{proxy: 9, kube: true, rules: 99}, want: NFTables},
-		"hints in both, a proxy in one": {nft: traces{hint: true, kube: true}, legacy: traces{hint: true, kube: true, proxy: 2}, want: Legacy},
-		"proxies in both, more rules":   {nft: traces{proxy: 3, kube: true, rules: 7}, legacy: traces{proxy: 9, kube: true, rules: 6}, want: NFTables},
-		"another chain of Kubernetes":   {legacy: traces{kube: true}, nft: traces{rules: 3}, want: Legacy},
-		"more rules of others":          {legacy: traces{rules: 4}, nft: traces{rules: 3}, want: Legacy},
+		"the kubelet's hint":            {legacy: traces{hint: true, kube: true}, nft: traces{canary: true, proxy: 9, kube: true, rules: 99}, want: VariantLegacy},
+		"an older kubelet's canary":     {nft: traces{canary: true, kube: true}, legacy: traces{proxy: 9, kube: true, rules: 99}, want: VariantNFT},
+		"hints in both, a proxy in one": {nft: traces{hint: true, kube: true}, legacy: traces{hint: true, kube: true, proxy: 2}, want: VariantLegacy},
+		"proxies in both, more rules":   {nft: traces{proxy: 3, kube: true, rules: 7}, legacy: traces{proxy: 9, kube: true, rules: 6}, want: VariantNFT},
+		"another chain of Kubernetes":   {legacy: traces{kube: true}, nft: traces{rules: 3}, want: VariantLegacy},
+		"more rules of others":          {legacy: traces{rules: 4}, nft: traces{rules: 3}, want: VariantLegacy},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := prefer(c.nft, c.legacy); got != c.want {
@@ -137,21 +137,21 @@ func TestVariantIsChosenOnTheRealKernel(t *testing.T) {
 		before []func(t *testing.T, directory string)
 		want   Variant
 	}{
-		"nothing there, nf_tables in PATH":      {usual: NFTables, want: NFTables},
-		"nothing there, legacy in PATH":         {usual: Legacy, want: Legacy},
-		"a kubelet by nf_tables":                {usual: Legacy, want: NFTables, before: []func(*testing.T, string){func(t *testing.T, f string) { kubelet(t, f, NFTables) }, proxy(Legacy)}},
-		"a kubelet by legacy":                   {usual: NFTables, want: Legacy, before: []func(*testing.T, string){func(t *testing.T, f string) { kubelet(t, f, Legacy) }, proxy(NFTables)}},
-		"a proxy by nf_tables":                  {usual: Legacy, want: NFTables, before: []func(*testing.T, string){proxy(NFTables), forward(Legacy)}},
-		"a proxy by legacy":                     {usual: NFTables, want: Legacy, before: []func(*testing.T, string){proxy(Legacy), forward(NFTables)}},
-		"rules of another program by nf_tables": {usual: Legacy, want: NFTables, before: []func(*testing.T, string){forward(NFTables)}},
-		"rules of another program by legacy":    {usual: NFTables, want: Legacy, before: []func(*testing.T, string){forward(Legacy)}},
+		"nothing there, nf_tables in PATH":      {usual: VariantNFT, want: VariantNFT},
+		"nothing there, legacy in PATH":         {usual: VariantLegacy, want: VariantLegacy},
+		"a kubelet by nf_tables":                {usual: VariantLegacy, want: VariantNFT, before: []func(*testing.T, string){func(t *testing.T, f string) { kubelet(t, f, VariantNFT) }, proxy(VariantLegacy)}},
+		"a kubelet by legacy":                   {usual: VariantNFT, want: VariantLegacy, before: []func(*testing.T, string){func(t *testing.T, f string) { kubelet(t, f, VariantLegacy) }, proxy(VariantNFT)}},
+		"a proxy by nf_tables":                  {usual: VariantLegacy, want: VariantNFT, before: []func(*testing.T, string){proxy(VariantNFT), forward(VariantLegacy)}},
+		"a proxy by legacy":                     {usual: VariantNFT, want: VariantLegacy, before: []func(*testing.T, string){proxy(VariantLegacy), forward(VariantNFT)}},
+		"rules of another program by nf_tables": {usual: VariantLegacy, want: VariantNFT, before: []func(*testing.T, string){forward(VariantNFT)}},
+		"rules of another program by legacy":    {usual: VariantNFT, want: VariantLegacy, before: []func(*testing.T, string){forward(VariantLegacy)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := ownNamespace(t, c.usual)
 			for _, f := range c.before {
 				f(t, directory)
 			}
-			_, legacyBefore := chainsIn(t, directory, Legacy)
+			_, legacyBefore := chainsIn(t, directory, VariantLegacy)
 			programs := NewPrograms(directory, "")
 			if programs.Version() != "" {
 				t.Errorf("version %q before the programs are found", programs.Version())
@@ -168,7 +168,7 @@ func TestVariantIsChosenOnTheRealKernel(t *testing.T) {
 			if got := programs.Version(); !strings.Contains(got, string(c.want)) || strings.Contains(got, "IPv6") {
 				t.Errorf("version %q", got)
 			}
-			if c.want == NFTables && len(legacyBefore) == 0 {
+			if c.want == VariantNFT && len(legacyBefore) == 0 {
 				for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 					if tables := legacyTables(family); len(tables) > 0 {
 						t.Errorf("choosing has made the legacy tables %q", tables)
@@ -176,8 +176,8 @@ func TestVariantIsChosenOnTheRealKernel(t *testing.T) {
 				}
 			}
 			// Decided once: what comes later is for warnings.
-			if c.want == NFTables && len(c.before) < 2 {
-				kubelet(t, directory, Legacy)
+			if c.want == VariantNFT && len(c.before) < 2 {
+				kubelet(t, directory, VariantLegacy)
 			}
 			if again, err := programs.find(t.Context(), dataplane.IPv4); err != nil || again.variant != c.want {
 				t.Errorf("later: %v, %v", again, err)
@@ -261,8 +261,8 @@ func TestRulesInBothVariants(t *testing.T) {
 // TestVariantIsNotGuessed: that one variant cannot be read for a moment must not
 // have the agent program the other one for as long as it runs.
 func TestVariantIsNotGuessed(t *testing.T) {
-	directory := ownNamespace(t, Legacy)
-	kubelet(t, directory, NFTables)
+	directory := ownNamespace(t, VariantLegacy)
+	kubelet(t, directory, VariantNFT)
 	run(t, filepath.Join(directory, "iptables-legacy"), "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.1", "-j", "MASQUERADE")
 	save := filepath.Join(directory, "iptables-nft-save")
 	real, err := os.Readlink(save)
@@ -279,14 +279,14 @@ func TestVariantIsNotGuessed(t *testing.T) {
 	if err := errors.Join(os.Remove(save), os.Symlink(real, save)); err != nil {
 		t.Fatal(err)
 	}
-	if err := tool.find(t.Context()); err != nil || variantOf(tool.version) != NFTables {
+	if err := tool.find(t.Context()); err != nil || variantOf(tool.version) != VariantNFT {
 		t.Errorf("once it can be read: %v, using %q", err, tool.version)
 	}
 }
 
 // TestCleanupMakesNoLegacyTables cleans a node that never used that variant.
 func TestCleanupMakesNoLegacyTables(t *testing.T) {
-	directory := ownNamespace(t, NFTables)
+	directory := ownNamespace(t, VariantNFT)
 	plane := New(dataplane.IPv4, Options{Programs: NewPrograms(directory, "")})
 	mustApply(t, plane, newRuleset(someServices(1)...))
 	if err := plane.Cleanup(t.Context(), dataplane.CleanupOptions{}); err != nil {
@@ -304,7 +304,7 @@ func TestVariantMissing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := NewPrograms(directory, Legacy).find(t.Context(), dataplane.IPv4)
+	_, err := NewPrograms(directory, VariantLegacy).find(t.Context(), dataplane.IPv4)
 	if err == nil || !strings.Contains(err.Error(), "no iptables of the legacy variant found; install") {
 		t.Errorf("error %v", err)
 	}

@@ -93,9 +93,9 @@ func (n *Node) Spotter() dataplane.Spotter {
 
 func (n *Node) removeCanaries(ctx context.Context, canaries []detection.Canary) error {
 	for _, c := range canaries {
-		variant, tables := iptables.NFTables, []string{c.Table}
+		variant, tables := iptables.VariantNFT, []string{c.Table}
 		if c.Legacy { // reported for one table, but it may be in all
-			variant, tables = iptables.Legacy, []string{"mangle", "nat", "filter"}
+			variant, tables = iptables.VariantLegacy, []string{"mangle", "nat", "filter"}
 		}
 		if err := n.programs.RemoveChain(ctx, n.commits, c.Family, variant, detection.CanaryChain, tables...); err != nil {
 			return err

@@ -124,7 +124,7 @@ func (w *world) startAgent(settings *v1alpha1.ConntrackSettings) {
 	if err != nil {
 		w.Fatal(err)
 	}
-	plane := iptables.New(dataplane.IPv4, iptables.Options{Programs: iptables.NewPrograms("", iptables.Legacy)})
+	plane := iptables.New(dataplane.IPv4, iptables.Options{Programs: iptables.NewPrograms("", iptables.VariantLegacy)})
 	a, err := agent.New(agent.Options{
 		NodeName: nodeName, Client: client, Clock: clock.RealClock{},
 		Dataplanes: map[dataplane.Family]dataplane.Dataplane{dataplane.IPv4: plane},
