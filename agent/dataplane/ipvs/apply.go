@@ -54,7 +54,7 @@ func (o operations) Recheck(_ context.Context, r *dataplane.Ruleset) (engine.Eff
 	if !reflect.DeepEqual(c, &previous) {
 		return engine.TakesFull, nil
 	}
-	o.noteAddresses(c, &r.Node)
+	o.noteAddresses(c)
 	if reflect.DeepEqual(c, o.actual.config) {
 		return engine.NoEffect, nil
 	}

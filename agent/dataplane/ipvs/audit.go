@@ -147,7 +147,7 @@ func (d *Dataplane) audit(ctx context.Context, r *dataplane.Ruleset) (dataplane.
 	if err != nil {
 		return dataplane.Difference{}, err
 	}
-	d.noteAddresses(e.config, &r.Node)
+	d.noteAddresses(e.config)
 	want := e.config.planAll(r.Services, e.unmanaged())
 	if err := d.readReals(ctx, e.state, want.desired); err != nil {
 		return dataplane.Difference{}, err

@@ -25,7 +25,8 @@ type config struct {
 	// addresses are those of interfaces other than kube-ipvs0, to which they must not be
 	// bound too. Sorted.
 	addresses []netip.Addr
-	// nodePortIPs are those on which NodePorts answer. Sorted.
+	// nodePorts are the settings of NodePorts, nodePortIPs the addresses on which they answer. Sorted.
+	nodePorts   dataplane.NodePorts
 	nodePortIPs []netip.Addr
 	scheduler   string
 	missing     []string // schedulers that the kernel lacks; sorted
@@ -63,11 +64,10 @@ func newConfig(family dataplane.Family, n *dataplane.Node, addresses []netip.Add
 	if c.podMatch, err = fixedrules.PodMatch(family, n); err != nil {
 		return nil, err
 	}
-	nodePorts, err := dataplane.NodePortsOf(family, n)
-	if err != nil {
+	if c.nodePorts, err = dataplane.NodePortsOf(family, n); err != nil {
 		return nil, err
 	}
-	c.setAddresses(nodePorts, addresses)
+	c.setAddresses(addresses)
 	return c, nil
 }
 
@@ -84,7 +84,7 @@ func ofFamily(family dataplane.Family, ranges []netip.Prefix) []netip.Prefix {
 // setAddresses sets addresses and nodePortIPs, given the addresses of the node's interfaces.
 // As in kube-proxy, a link-local one of IPv6 counts only if a range includes it, and
 // NodePorts never answer on loopback ones: the kernel does not route from there to a pod.
-func (c *config) setAddresses(nodePorts dataplane.NodePorts, all []netip.Addr) {
+func (c *config) setAddresses(all []netip.Addr) {
 	for _, a := range all {
 		if !c.family.Of(a) || a.IsLoopback() {
 			continue
@@ -93,7 +93,7 @@ func (c *config) setAddresses(nodePorts dataplane.NodePorts, all []netip.Addr) {
 		if !linkLocal {
 			c.addresses = append(c.addresses, a)
 		}
-		if nodePorts.InRange(a) && (!linkLocal || len(nodePorts.Ranges) > 0) {
+		if c.nodePorts.InRange(a) && (!linkLocal || len(c.nodePorts.Ranges) > 0) {
 			c.nodePortIPs = append(c.nodePortIPs, a)
 		}
 	}

@@ -79,7 +79,7 @@ func (p *fullPass) prepare() error {
 		return err
 	}
 	p.config, p.state, p.unmanaged = evidence.config, evidence.state, evidence.unmanaged()
-	p.noteAddresses(p.config, &p.ruleset.Node)
+	p.noteAddresses(p.config)
 	p.want = p.config.planAll(p.ruleset.Services, p.unmanaged)
 	if err := p.readReals(p.ctx, p.state, p.want.desired); err != nil {
 		return err

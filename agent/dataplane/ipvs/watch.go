@@ -164,16 +164,13 @@ func (d *Dataplane) watchDevice(ctx context.Context, changed func(dataplane.Chan
 }
 
 // noteAddresses notes the addresses by which the rules are planned.
-func (d *Dataplane) noteAddresses(c *config, n *dataplane.Node) {
-	nodePorts, err := dataplane.NodePortsOf(d.family, n)
-	if err != nil {
-		return // newConfig has read the same
-	}
-	d.nodePorts, d.answering = nodePorts, c.nodePortIPs
+func (d *Dataplane) noteAddresses(c *config) {
+	d.nodePorts, d.answering = c.nodePorts, c.nodePortIPs
+	nodePorts := c.nodePorts
 	both := func(c *config) []netip.Addr { return slices.Concat(c.addresses, []netip.Addr{{}}, c.nodePortIPs) }
 	d.addresses.Note(both(c), func(interfaces []netip.Addr) []netip.Addr {
-		now := &config{family: d.family}
-		now.setAddresses(nodePorts, interfaces)
+		now := &config{family: d.family, nodePorts: nodePorts}
+		now.setAddresses(interfaces)
 		return both(now)
 	})
 }
