@@ -156,9 +156,9 @@ func TestWriteAndRestore(t *testing.T) {
 				if lines := e.log.With("using the checkpoint until it does"); len(lines) != 1 || !strings.Contains(lines[0], "no answer within 5s") || !strings.Contains(lines[0], `"age"="1h`) {
 					t.Errorf("log %q", lines)
 				}
-				kept, err := os.Stat(e.file())
+				before, err := os.Stat(e.file())
 				after(time.Hour)
-				if now, err2 := os.Stat(e.file()); err != nil || err2 != nil || !os.SameFile(kept, now) {
+				if now, err2 := os.Stat(e.file()); err != nil || err2 != nil || !os.SameFile(before, now) {
 					t.Errorf("what is not fresh is written as if it were: %v, %v", err, err2)
 				}
 				e.fill(r)
@@ -170,7 +170,7 @@ func TestWriteAndRestore(t *testing.T) {
 					t.Errorf("load balancers are kept away: %+v", s)
 				}
 				after(time.Minute)
-				if now, err := os.Stat(e.file()); err != nil || os.SameFile(kept, now) {
+				if now, err := os.Stat(e.file()); err != nil || os.SameFile(before, now) {
 					t.Errorf("not written once the API answers: %v", err)
 				}
 			})

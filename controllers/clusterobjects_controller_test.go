@@ -28,8 +28,8 @@ import (
 // keeping has the controller keep what OLM cannot carry.
 func keeping(o *controllers.Options) { o.ManageClusterObjects = true }
 
-// keptNames are those of the policies and of their bindings.
-var keptNames = []string{"nodeproxy-agent-own-node", "nodeproxy-controller-finalizer", "nodeproxy-controller-startup-taint", "nodeproxy-rendered-objects"}
+// policyNames are those of the policies and of their bindings.
+var policyNames = []string{"nodeproxy-agent-own-node", "nodeproxy-controller-finalizer", "nodeproxy-controller-startup-taint", "nodeproxy-rendered-objects"}
 
 // olmPermissions gives the controller's service account the permissions that it has under
 // OLM only, for the time of the spec. It returns the role of the whole cluster.
@@ -107,10 +107,10 @@ func bindings(ctx context.Context) func() (map[string]admissionv1.ValidatingAdmi
 	}
 }
 
-// haveKept is that all of them are there.
-func haveKept() OmegaMatcher {
-	matchers := []OmegaMatcher{HaveLen(len(keptNames))}
-	for _, name := range keptNames {
+// haveAllNames is that all of them are there.
+func haveAllNames() OmegaMatcher {
+	matchers := []OmegaMatcher{HaveLen(len(policyNames))}
+	for _, name := range policyNames {
 		matchers = append(matchers, HaveKeyWithValue(name, HaveField("OwnerReferences", ConsistOf(HaveField("Kind", "Namespace")))))
 	}
 	return SatisfyAll(matchers...)
@@ -142,8 +142,8 @@ func looksAtPolicies(ctx context.Context, c *running) {
 	}
 }
 
-// keptEvents returns what events report of objects that cannot be kept; for Eventually.
-func keptEvents(ctx context.Context, namespace string) func() ([]string, error) {
+// deniedEvents returns what events report of objects that cannot be written; for Eventually.
+func deniedEvents(ctx context.Context, namespace string) func() ([]string, error) {
 	return func() ([]string, error) {
 		var list eventsv1.EventList
 		err := k8s.List(ctx, &list, client.InNamespace(metav1.NamespaceDefault))
@@ -165,8 +165,8 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		olmPermissions()
 		cleanNamespace()
 		controller := startControllerAs(config, keeping)
-		Eventually(policies(ctx)).Should(haveKept())
-		Eventually(bindings(ctx)).Should(haveKept())
+		Eventually(policies(ctx)).Should(haveAllNames())
+		Eventually(bindings(ctx)).Should(haveAllNames())
 		Eventually(podSecurity(ctx)).Should(Equal(privileged))
 
 		By("edits by hand")
@@ -174,30 +174,30 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		Eventually(podSecurity(ctx)).Should(Equal(map[string]string{"enforce": "privileged", "audit": "privileged", "warn": "privileged", "mine": "yes"}))
 		ignore := []byte(`{"metadata":{"labels":{"app.kubernetes.io/part-of":null},"annotations":{"mine":"yes"}},"spec":{"failurePolicy":"Ignore",
 			"matchConstraints":{"excludeResourceRules":[{"apiGroups":["*"],"apiVersions":["*"],"operations":["*"],"resources":["*"]}]}}}`)
-		policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: keptNames[0]}}
+		policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: policyNames[0]}}
 		Expect(k8s.Patch(ctx, policy, client.RawPatch(types.MergePatchType, ignore))).To(Succeed())
-		Eventually(policies(ctx)).Should(HaveKeyWithValue(keptNames[0], SatisfyAll(
+		Eventually(policies(ctx)).Should(HaveKeyWithValue(policyNames[0], SatisfyAll(
 			HaveField("Spec.FailurePolicy", HaveValue(Equal(admissionv1.Fail))), HaveField("Spec.MatchConstraints.ExcludeResourceRules", BeEmpty()),
 			HaveField("Labels", HaveKey("app.kubernetes.io/part-of")),
 			HaveField("Annotations", HaveKey("mine")))))
 		warn := []byte(`{"spec":{"validationActions":["Warn"]}}`)
-		binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: keptNames[3]}}
+		binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: policyNames[3]}}
 		Expect(k8s.Patch(ctx, binding, client.RawPatch(types.MergePatchType, warn))).To(Succeed())
-		Eventually(bindings(ctx)).Should(HaveKeyWithValue(keptNames[3], HaveField("Spec.ValidationActions", ConsistOf(admissionv1.Deny))))
+		Eventually(bindings(ctx)).Should(HaveKeyWithValue(policyNames[3], HaveField("Spec.ValidationActions", ConsistOf(admissionv1.Deny))))
 
 		By("deletions")
 		uid := binding.UID
 		Expect(k8s.Delete(ctx, binding)).To(Succeed())
 		Expect(k8s.Delete(ctx, policy)).To(Succeed())
-		Eventually(bindings(ctx)).Should(HaveKeyWithValue(keptNames[3], HaveField("UID", Not(Equal(uid)))))
-		Eventually(policies(ctx)).Should(haveKept())
+		Eventually(bindings(ctx)).Should(HaveKeyWithValue(policyNames[3], HaveField("UID", Not(Equal(uid)))))
+		Eventually(policies(ctx)).Should(haveAllNames())
 
 		By("nothing, and a restart, which change nothing")
 		looksAtPolicies(ctx, controller) // at what it has written itself, too
 		writes := controller.metric("nodeproxy_controller_writes_total")
 		looksAtPolicies(ctx, controller)
 		Expect(controller.metric("nodeproxy_controller_writes_total")).To(Equal(writes))
-		Expect(policies(ctx)()).To(haveKept())
+		Expect(policies(ctx)()).To(haveAllNames())
 		before, err := policies(ctx)()
 		Expect(err).NotTo(HaveOccurred())
 		controller.stop()
@@ -208,7 +208,7 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		for name := range before {
 			Expect(after[name].ResourceVersion).To(Equal(before[name].ResourceVersion), name)
 		}
-		Expect(keptEvents(ctx, leaseNamespace)()).To(BeEmpty())
+		Expect(deniedEvents(ctx, leaseNamespace)()).To(BeEmpty())
 	})
 
 	It("restores the whole of what it finds without the label, be it of a former release or changed by hand", func(ctx SpecContext) {
@@ -216,18 +216,18 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		olmPermissions()
 		cleanNamespace()
 		first := startControllerAs(config, keeping)
-		Eventually(policies(ctx)).Should(haveKept())
-		Eventually(bindings(ctx)).Should(haveKept())
-		policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: keptNames[0]}}
+		Eventually(policies(ctx)).Should(haveAllNames())
+		Eventually(bindings(ctx)).Should(haveAllNames())
+		policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: policyNames[0]}}
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(policy), policy)).To(Succeed())
-		binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: keptNames[0]}}
+		binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: policyNames[0]}}
 		Expect(k8s.Get(ctx, client.ObjectKeyFromObject(binding), binding)).To(Succeed())
 		wantPolicy, wantBinding := policy.Spec, binding.Spec
 		restored := func() {
 			GinkgoHelper()
 			labeled := SatisfyAll(HaveField("Labels", HaveKeyWithValue("app.kubernetes.io/part-of", "nodeproxy")), HaveField("Annotations", HaveKey("mine")))
-			Eventually(policies(ctx)).Should(HaveKeyWithValue(keptNames[0], SatisfyAll(labeled, HaveField("Spec", Equal(wantPolicy)))))
-			Eventually(bindings(ctx)).Should(HaveKeyWithValue(keptNames[0], SatisfyAll(labeled, HaveField("Spec", Equal(wantBinding)))))
+			Eventually(policies(ctx)).Should(HaveKeyWithValue(policyNames[0], SatisfyAll(labeled, HaveField("Spec", Equal(wantPolicy)))))
+			Eventually(bindings(ctx)).Should(HaveKeyWithValue(policyNames[0], SatisfyAll(labeled, HaveField("Spec", Equal(wantBinding)))))
 		}
 		change := func(object client.Object, patch string) {
 			GinkgoHelper()
@@ -250,7 +250,7 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 			{"op":"add","path":"/spec/paramRef","value":{"name":"of-nothing","parameterNotFoundAction":"Allow"}}]`)
 		startControllerAs(config, keeping)
 		restored()
-		Expect(keptEvents(ctx, leaseNamespace)()).To(BeEmpty())
+		Expect(deniedEvents(ctx, leaseNamespace)()).To(BeEmpty())
 	})
 
 	It("keeps the labels where it may not follow the policies, reports it, and makes them once it may", func(ctx SpecContext) {
@@ -266,14 +266,14 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		missing := func(kind string) OmegaMatcher {
 			return SatisfyAll(ContainSubstring(`cannot list resource "`+kind+`"`), ContainSubstring("ClusterRole nodeproxy-controller-olm"))
 		}
-		Eventually(keptEvents(ctx, leaseNamespace), "30s").Should(ConsistOf(missing("validatingadmissionpolicies"), missing("validatingadmissionpolicybindings")))
+		Eventually(deniedEvents(ctx, leaseNamespace), "30s").Should(ConsistOf(missing("validatingadmissionpolicies"), missing("validatingadmissionpolicybindings")))
 		Expect(policies(ctx)()).To(BeEmpty())
 		labelNamespace(ctx, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`)
 		Eventually(podSecurity(ctx)).Should(Equal(privileged))
 		role.Rules = permissions
 		Expect(k8s.Update(ctx, role)).To(Succeed())
-		Eventually(policies(ctx), "1m").Should(haveKept())
-		Eventually(bindings(ctx)).Should(haveKept())
+		Eventually(policies(ctx), "1m").Should(haveAllNames())
+		Eventually(bindings(ctx)).Should(haveAllNames())
 	})
 
 	It("makes the policies where it may list them only, and states what it may not", func(ctx SpecContext) {
@@ -283,10 +283,10 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		role.Rules[0].Verbs = []string{"list"}
 		Expect(k8s.Update(ctx, role)).To(Succeed())
 		startControllerAs(config, keeping)
-		Eventually(policies(ctx)).Should(haveKept())
-		Eventually(bindings(ctx)).Should(haveKept())
+		Eventually(policies(ctx)).Should(haveAllNames())
+		Eventually(bindings(ctx)).Should(haveAllNames())
 		missing := func(kind string) OmegaMatcher { return ContainSubstring(`cannot watch resource "` + kind + `"`) }
-		Eventually(keptEvents(ctx, leaseNamespace), "30s").Should(ConsistOf(missing("validatingadmissionpolicies"), missing("validatingadmissionpolicybindings")))
+		Eventually(deniedEvents(ctx, leaseNamespace), "30s").Should(ConsistOf(missing("validatingadmissionpolicies"), missing("validatingadmissionpolicybindings")))
 	})
 
 	It("keeps the labels while the API server does not state how it serves policies, and makes them once it does", func(ctx SpecContext) {
@@ -300,17 +300,17 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		})
 		startControllerAs(config, keeping)
 		Eventually(podSecurity(ctx)).Should(Equal(privileged))
-		Eventually(keptEvents(ctx, leaseNamespace)).Should(ConsistOf(ContainSubstring("does not report how it serves")))
+		Eventually(deniedEvents(ctx, leaseNamespace)).Should(ConsistOf(ContainSubstring("does not report how it serves")))
 		unavailable.Store(false)
-		Eventually(policies(ctx), "30s").Should(haveKept())
-		Eventually(bindings(ctx)).Should(haveKept())
+		Eventually(policies(ctx), "30s").Should(haveAllNames())
+		Eventually(bindings(ctx)).Should(haveAllNames())
 	})
 
 	It("leaves all of that alone without being asked", func(ctx SpecContext) {
 		cleanNamespace()
 		controller := startController()
 		switchOn(ctx)
-		labelNamespace(ctx, `{"metadata":{"labels":{"mine":"yes"}}}`) // wakes who keeps labels
+		labelNamespace(ctx, `{"metadata":{"labels":{"mine":"yes"}}}`) // wakes the reconciler of the labels
 		controller.looks(ctx, "service", "node", "rollout", "nodeproxy", "servicepolicy", "startup-taint", "apiservers")
 		Expect(controller.reconciles.begun()).NotTo(HaveKey(HavePrefix("clusterobjects ")))
 		Expect(policies(ctx)()).To(BeEmpty())
@@ -324,14 +324,14 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		install(ctx, "rendered.yaml")
 		other := newNamespace(ctx)
 		startControllerAs(config, keeping, func(o *controllers.Options) { o.Namespace = other })
-		Eventually(policies(ctx)).Should(SatisfyAll(haveKept(), HaveKeyWithValue("nodeproxy-rendered-objects", SatisfyAll(
+		Eventually(policies(ctx)).Should(SatisfyAll(haveAllNames(), HaveKeyWithValue("nodeproxy-rendered-objects", SatisfyAll(
 			HaveField("OwnerReferences", ConsistOf(HaveField("Name", other))),
 			HaveField("Spec.MatchConditions", ConsistOf(HaveField("Expression", SatisfyAll(
 				ContainSubstring("system:serviceaccount:"+other+":nodeproxy-controller"), Not(ContainSubstring(leaseNamespace))))))))))
 		Eventually(policies(ctx)).Should(HaveKeyWithValue("nodeproxy-agent-own-node",
 			HaveField("Spec.Validations", ContainElement(HaveField("Expression", HaveSuffix("request.namespace == '"+other+"'"))))))
-		Eventually(bindings(ctx)).Should(haveKept())
-		Eventually(keptEvents(ctx, other)).Should(ConsistOf(SatisfyAll(
+		Eventually(bindings(ctx)).Should(haveAllNames())
+		Eventually(deniedEvents(ctx, other)).Should(ConsistOf(SatisfyAll(
 			ContainSubstring("denies the Namespace "+other), ContainSubstring("cannot patch resource"))))
 		Expect(podSecurity(ctx)()).To(BeEmpty()) // of the namespace of others
 	})
@@ -345,7 +345,7 @@ var _ = Describe("ClusterObjectsReconciler", func() {
 		})
 		startControllerAs(config, keeping)
 		Eventually(podSecurity(ctx)).Should(Equal(privileged))
-		Eventually(keptEvents(ctx, leaseNamespace)).Should(ConsistOf(ContainSubstring("does not serve ValidatingAdmissionPolicy")))
+		Eventually(deniedEvents(ctx, leaseNamespace)).Should(ConsistOf(ContainSubstring("does not serve ValidatingAdmissionPolicy")))
 		Expect(policies(ctx)()).To(BeEmpty())
 		switchOn(ctx)
 		Eventually(summary(ctx)).Should(HaveField("Version", "v0.0.0-test")) // all else goes on

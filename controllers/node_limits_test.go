@@ -109,16 +109,16 @@ var _ = Describe("NodeReconciler, where a node has too many local endpoints", fu
 		Eventually(nodeRules(ctx, "n2")).ShouldNot(BeNil())
 		rules, err := nodeRules(ctx, "n1")()
 		Expect(err).NotTo(HaveOccurred())
-		kept := carried(crowd)(rules)
-		Expect(len(kept)).To(BeNumerically(">", fitting))
-		Eventually(func() float64 { return controller.metric(leftOutMetric) }).Should(BeEquivalentTo(services - len(kept)))
+		rendered := carried(crowd)(rules)
+		Expect(len(rendered)).To(BeNumerically(">", fitting))
+		Eventually(func() float64 { return controller.metric(leftOutMetric) }).Should(BeEquivalentTo(services - len(rendered)))
 		reported := 0
 		for i := range services {
 			events, err := eventsOf(ctx, byName[name(i)], "LocalEndpointsLeftOut")()
 			Expect(err).NotTo(HaveOccurred())
 			if reported += len(events); len(events) > 0 {
 				Expect(events[0].Note).To(SatisfyAll(ContainSubstring("The rules of node n1 "), ContainSubstring("exceed the limit of 131072 bytes")))
-				Expect(kept).NotTo(ContainElement(name(i)))
+				Expect(rendered).NotTo(ContainElement(name(i)))
 			}
 		}
 		Expect(reported).To(BeNumerically(">", 0))
@@ -130,7 +130,7 @@ var _ = Describe("NodeReconciler, where a node has too many local endpoints", fu
 		controller = startController()
 		controller.firstLooks("node")
 		Expect(versions(ctx)["node n1"]).To(Equal(before))
-		Eventually(func() float64 { return controller.metric(leftOutMetric) }).Should(BeEquivalentTo(services - len(kept)))
+		Eventually(func() float64 { return controller.metric(leftOutMetric) }).Should(BeEquivalentTo(services - len(rendered)))
 
 		By("most of it going")
 		for _, slice := range crowded[fitting:] {

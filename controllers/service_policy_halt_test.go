@@ -129,22 +129,22 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		shaped, err := shapedIn(ctx, ns, "p")()
 		Expect(err).NotTo(HaveOccurred())
 		Expect(len(shaped)).To(BeNumerically("<", count))
-		kept := keptOf(count, shaped)
+		unshaped := unshapedOf(count, shaped)
 
-		By("rendering what happens to a Service that keeps what it had")
-		slice := createSlice(ctx, ns, kept, kept, at("10.1.0.1", "n1"))
-		Eventually(rulesOf(ctx, ns, kept)).Should(And(WithTransform(addresses, ConsistOf("Ready 10.1.0.1:8080")), haveShape("[]: open")))
+		By("rendering what happens to a Service that is not shaped")
+		slice := createSlice(ctx, ns, unshaped, unshaped, at("10.1.0.1", "n1"))
+		Eventually(rulesOf(ctx, ns, unshaped)).Should(And(WithTransform(addresses, ConsistOf("Ready 10.1.0.1:8080")), haveShape("[]: open")))
 
 		By("another controller that finds the same")
 		c.stop()
 		before := versions(ctx)
 		c = startController()
 		setEndpoints(ctx, slice, at("10.1.0.2", "n1"))
-		Eventually(rulesOf(ctx, ns, kept)).Should(WithTransform(addresses, ConsistOf("Ready 10.1.0.2:8080")))
+		Eventually(rulesOf(ctx, ns, unshaped)).Should(WithTransform(addresses, ConsistOf("Ready 10.1.0.2:8080")))
 		c.looks(ctx, "servicepolicy", "service")
 		after := versions(ctx)
 		for _, of := range []map[string]string{before, after} {
-			delete(of, "service "+ns+"."+kept)
+			delete(of, "service "+ns+"."+unshaped)
 			delete(of, "node n1")
 		}
 		Expect(after).To(Equal(before))
@@ -187,7 +187,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 
 		By("a policy that does not concern the one that is stopped")
 		createServicePolicy(ctx, "other", func(s *v1alpha1.ServiceProxyPolicySpec) {
-			s.ServiceSelector.MatchLabels = map[string]string{"number": numberOf(keptOf(count, shaped))}
+			s.ServiceSelector.MatchLabels = map[string]string{"number": numberOf(unshapedOf(count, shaped))}
 			s.Overrides = v1alpha1.ServiceOverrides{IPVSScheduler: new("sh")}
 		})
 		Eventually(servicePolicy(ctx, "other")).Should(haveCondition("Ready", "False Progressing"))
@@ -301,15 +301,15 @@ func touchNamespace(ctx context.Context, name string) {
 	edit(ctx, namespace, func() { namespace.Labels["touched"] = fmt.Sprint(time.Now().UnixNano()) })
 }
 
-// keptOf returns the last of count Services that is not among those shaped.
-func keptOf(count int, shaped []string) string {
+// unshapedOf returns the last of count Services that is not among those shaped.
+func unshapedOf(count int, shaped []string) string {
 	GinkgoHelper()
 	for i := count - 1; i >= 0; i-- {
 		if name := fmt.Sprintf("s-%03d", i); !slices.Contains(shaped, name) {
 			return name
 		}
 	}
-	Fail("no Service keeps what it had")
+	Fail("all Services are shaped")
 	return ""
 }
 

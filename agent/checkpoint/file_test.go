@@ -414,16 +414,16 @@ func BenchmarkFile(b *testing.B) {
 		})
 		b.Run("read/"+size.name, func(b *testing.B) {
 			b.ReportAllocs()
-			var kept *Set
+			var last *Set
 			before := heap()
 			for b.Loop() {
 				var err error
-				if kept, err = f.Read(epoch); err != nil {
+				if last, err = f.Read(epoch); err != nil {
 					b.Fatal(err)
 				}
 			}
-			b.ReportMetric(float64(heap()-before), "kept-bytes")
-			runtime.KeepAlive(kept)
+			b.ReportMetric(float64(heap()-before), "heap-bytes")
+			runtime.KeepAlive(last)
 		})
 	}
 }

@@ -307,13 +307,13 @@ func TestCleanerOnRealKernel(t *testing.T) {
 		gone  = "10.244.7.7:1>10.96.0.10:53>10.244.0.9:53"
 		raw   = "10.244.7.7:2>10.96.0.10:53>10.96.0.10:53"
 		np    = "192.0.2.9:3>192.0.2.21:30053>10.244.0.9:53"
-		kept  = "10.244.7.7:4>10.96.0.10:53>10.244.0.3:53"
+		valid = "10.244.7.7:4>10.96.0.10:53>10.244.0.3:53"
 		away  = "10.244.7.7:5>192.0.2.99:30053>192.0.2.99:30053"
 		other = "10.244.7.7:6>9.9.9.9:53>9.9.9.9:53"
 		six   = "[2001:db8:7::7]:1>[fd00::10]:53>[2001:db8:a::9]:53"
 		six2  = "[2001:db8:7::7]:2>[fd00::10]:53>[2001:db8:a::1]:53"
 	)
-	for _, entry := range []string{gone, raw, np, kept, away, other, six, six2} {
+	for _, entry := range []string{gone, raw, np, valid, away, other, six, six2} {
 		track(t, "udp", entry)
 	}
 	track(t, "udp", gone, "-w", "7")
@@ -332,7 +332,7 @@ func TestCleanerOnRealKernel(t *testing.T) {
 	if diff := cmp.Diff(map[Reason]int{EndpointGone: 2, NotTranslated: 1}, four.Removed); diff != "" || four.Err != nil {
 		t.Errorf("IPv4: %v (-want +got):\n%s", four.Err, diff)
 	}
-	if diff := cmp.Diff([]string{kept, away, other, gone + " zone 7"}, tracked(t, "ipv4", "udp"), sorted); diff != "" {
+	if diff := cmp.Diff([]string{valid, away, other, gone + " zone 7"}, tracked(t, "ipv4", "udp"), sorted); diff != "" {
 		t.Errorf("IPv4 (-want +got):\n%s", diff)
 	}
 	if got := tracked(t, "ipv6", "udp"); len(got) != 2 {

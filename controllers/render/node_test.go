@@ -94,7 +94,7 @@ func TestNode(t *testing.T) {
 		edit(s)
 		return s
 	}
-	kept := func(s *v1alpha1.NodeProxyRulesSpec) {
+	preserved := func(s *v1alpha1.NodeProxyRulesSpec) {
 		s.SettingsRevision, s.Settings = "0badcafe", stored.Spec.Settings
 		s.Policies, s.PolicySummary = stored.Spec.Policies, "edge-pool"
 	}
@@ -109,10 +109,10 @@ func TestNode(t *testing.T) {
 		"new, no settings":       {in: NodeInput{Node: node(), LocalEndpoints: local}},
 		"neither Node nor rules": {in: NodeInput{Settings: settings, LocalEndpoints: local}},
 		"stored":                 {in: NodeInput{Node: node(), Current: stored, Settings: settings, LocalEndpoints: local}, want: &fresh},
-		"stored, no settings":    {in: NodeInput{Node: node(), Current: stored, LocalEndpoints: local}, want: edited(kept)},
+		"stored, no settings":    {in: NodeInput{Node: node(), Current: stored, LocalEndpoints: local}, want: edited(preserved)},
 		"Node gone":              {in: NodeInput{Current: stored, Settings: settings, LocalEndpoints: local}, want: edited(absent)},
 		"Node gone and no settings": {in: NodeInput{Current: stored, LocalEndpoints: local},
-			want: edited(func(s *v1alpha1.NodeProxyRulesSpec) { kept(s); absent(s) })},
+			want: edited(func(s *v1alpha1.NodeProxyRulesSpec) { preserved(s); absent(s) })},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.in.FormatVersion = 2

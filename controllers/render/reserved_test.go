@@ -69,7 +69,7 @@ func TestSkippedAddresses(t *testing.T) {
 		svc := service(both, func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"198.51.100.1", text, "2001:db8::1"} })
 		rules, problems := Service(svc, nil, Shape{}, knownCluster(), 1)
 		addr, _ := parseAddr(text)
-		kept := slices.Contains(rules.Spec.ExternalIPs, addr.String())
+		included := slices.Contains(rules.Spec.ExternalIPs, addr.String())
 		skipped := ""
 		for _, s := range rules.Spec.SkippedAddresses {
 			if s.Address != addr.String() {
@@ -77,8 +77,8 @@ func TestSkippedAddresses(t *testing.T) {
 			}
 			skipped = s.Reason
 		}
-		if kept != (want == "") || skipped != want || len(problems) != 0 {
-			t.Errorf("%s: kept %t, skipped because it %q, want %q", text, kept, skipped, want)
+		if included != (want == "") || skipped != want || len(problems) != 0 {
+			t.Errorf("%s: included %t, skipped because it %q, want %q", text, included, skipped, want)
 		}
 		if !slices.Contains(rules.Spec.ExternalIPs, "198.51.100.1") || !slices.Contains(rules.Spec.ExternalIPs, "2001:db8::1") {
 			t.Errorf("%s: the others are gone: %v", text, rules.Spec.ExternalIPs)

@@ -261,16 +261,16 @@ func TestStandbyRemembersNoServices(t *testing.T) {
 	}
 	m.NewTerm()
 	events()
-	kept := service("attacker", 7)
+	existing := service("attacker", 7)
 	m.notRendered(service("attacker", 8), "reason", "message", 1, controllertest.Noon)
 	m.EndTerm()
 	m.note(service("other", 1), change{policies: true})
 	m.NewTerm()
-	m.begin([]corev1.Service{{ObjectMeta: metav1.ObjectMeta{Namespace: kept.Namespace, Name: kept.Name}}})
+	m.begin([]corev1.Service{{ObjectMeta: metav1.ObjectMeta{Namespace: existing.Namespace, Name: existing.Name}}})
 	if len(m.services) != 1 || len(m.Unrendered()) != 0 || m.unrendered != 0 {
 		t.Errorf("the next term begins with %d Services, %d unrendered, want the existing one", len(m.services), m.unrendered)
 	}
-	if got, want := m.takeChange(kept), (change{addresses: true, policies: true}); got != want {
+	if got, want := m.takeChange(existing), (change{addresses: true, policies: true}); got != want {
 		t.Errorf("the next term begins with %+v, want %+v: whatever came is of a former term, and not known", got, want)
 	}
 }

@@ -34,14 +34,14 @@ func TestPoliciesKeepWhatWasWritten(t *testing.T) {
 	}
 	for _, kind := range slices.Sorted(maps.Keys(specs)) {
 		for _, spec := range specs[kind] {
-			t.Run(kind+" "+spec, func(t *testing.T) { keeps(t, kind, spec) })
+			t.Run(kind+" "+spec, func(t *testing.T) { preserves(t, kind, spec) })
 		}
 	}
 }
 
-// keeps creates an object, and writes it again after reading it by the Go type.
-func keeps(t *testing.T, kind, spec string) {
-	object := newObject(t, kind, "keeps", spec)
+// preserves creates an object, and writes it again after reading it by the Go type.
+func preserves(t *testing.T, kind, spec string) {
+	object := newObject(t, kind, "preserves", spec)
 	want := object.DeepCopy().Object["spec"]
 	if err := server.client.Create(t.Context(), object); err != nil {
 		t.Fatal(err)

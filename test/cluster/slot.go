@@ -25,8 +25,8 @@ const (
 	// diskRoot holds the disks of machines, which may be larger than /run.
 	diskRoot = "/var/lib/nodeproxy-test"
 
-	maxClusters = 100
-	keptFile    = "kept"
+	maxClusters     = 100
+	leftRunningFile = "kept"
 )
 
 // slot is a number on this machine that one cluster holds. While its owner
@@ -69,7 +69,7 @@ func acquire(ctx context.Context) (slot, error) {
 		if !taken {
 			continue
 		}
-		if s.kept() {
+		if s.leftRunning() {
 			s.unlock()
 			continue
 		}
@@ -139,13 +139,13 @@ func (s *slot) release() {
 
 // keep marks the slot's cluster as one that outlives its owner.
 func (s slot) keep() error {
-	return os.WriteFile(filepath.Join(s.dir(), keptFile), []byte(bootID()), 0o600)
+	return os.WriteFile(filepath.Join(s.dir(), leftRunningFile), []byte(bootID()), 0o600)
 }
 
-// kept reports whether the slot's cluster was left running on purpose. After a
+// leftRunning reports whether the slot's cluster was left running on purpose. After a
 // reboot nothing of it is left but its directory.
-func (s slot) kept() bool {
-	text, err := os.ReadFile(filepath.Join(s.dir(), keptFile))
+func (s slot) leftRunning() bool {
+	text, err := os.ReadFile(filepath.Join(s.dir(), leftRunningFile))
 	return err == nil && string(text) == bootID()
 }
 
@@ -189,7 +189,7 @@ func NumbersWithMachines() ([]int, error) {
 }
 
 // sweep removes the remains of all free slots, or of those given.
-func sweep(ctx context.Context, keptToo bool, out io.Writer, only ...int) (removed int, err error) {
+func sweep(ctx context.Context, leftRunningToo bool, out io.Writer, only ...int) (removed int, err error) {
 	numbers, err := usedNumbers()
 	if err != nil {
 		return 0, err
@@ -208,7 +208,7 @@ func sweep(ctx context.Context, keptToo bool, out io.Writer, only ...int) (remov
 			fmt.Fprintf(out, "Cluster np%d is in use by process %s; left alone.\n", number, strings.TrimSpace(string(pid)))
 			continue
 		}
-		if s.kept() && !keptToo {
+		if s.leftRunning() && !leftRunningToo {
 			s.unlock()
 			continue
 		}

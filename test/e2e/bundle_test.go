@@ -108,7 +108,7 @@ func (b *bundled) installed(r *run) {
 	begin := time.Now()
 	b.installs(r, b.older)
 	r.remark("controllers available after %s", seconds(time.Since(begin)))
-	b.keeps(r)
+	b.hasClusterObjects(r)
 	env := r.kubectl("-n", system, "get", "deployment", "nodeproxy-controller", "-o", `jsonpath={.spec.template.spec.containers[0].env[?(@.name=="NODEPROXY_API_SERVERS")].value}`)
 	if env != cluster.APIServerURL {
 		r.Errorf("the controller has NODEPROXY_API_SERVERS=%q", env)
@@ -145,8 +145,8 @@ func (r *run) reasonsBegin(with string) error {
 	return nil
 }
 
-// keeps checks that the controller has made what OLM cannot carry.
-func (b *bundled) keeps(r *run) {
+// hasClusterObjects checks that the controller has made what OLM cannot carry.
+func (b *bundled) hasClusterObjects(r *run) {
 	r.Helper()
 	r.until(30*time.Second, "policies and labels are there", func() error {
 		for _, kind := range []string{"validatingadmissionpolicies", "validatingadmissionpolicybindings"} {
@@ -194,7 +194,7 @@ func (b *bundled) upgraded(r *run) {
 	if left := r.kubectl("get", "clusterroles,clusterrolebindings", "-l", "olm.owner="+b.older.Name(), "-o", "name"); left != "" {
 		r.Errorf("left of the version before: %s", left)
 	}
-	b.keeps(r)
+	b.hasClusterObjects(r)
 }
 
 // watchAgents checks the agents until the result is called, which returns how many
@@ -307,7 +307,7 @@ func (b *bundled) installedAgain(r *run) {
 	took := r.until(2*time.Minute, "each node reports the desired state", r.programmed)
 	r.remark("Programmed after %s", seconds(took))
 	r.until(2*time.Minute, "all is well", r.well)
-	b.keeps(r)
+	b.hasClusterObjects(r)
 }
 
 // removedWithNamespace removes all of it by docs/olm.md, but what only OLM can: the

@@ -122,11 +122,11 @@ func metIn(s situation, reference, tested string) (met []string, err error) {
 
 func dropCounters(_ situation, r rules.Rules) {
 	for _, c := range r {
-		kept := c.Rules[:0:0]
+		remaining := c.Rules[:0:0]
 		for _, one := range c.Rules {
 			counts := func(match string) bool { return strings.HasPrefix(match, "-m nfacct ") }
 			if !slices.ContainsFunc(one.Matches, counts) {
-				kept = append(kept, one)
+				remaining = append(remaining, one)
 				continue
 			}
 			// The rule that counts connections by 127.0.0.1 stands before one that
@@ -135,9 +135,9 @@ func dropCounters(_ situation, r rules.Rules) {
 				continue
 			}
 			one.Matches = slices.DeleteFunc(slices.Clone(one.Matches), counts)
-			kept = append(kept, one)
+			remaining = append(remaining, one)
 		}
-		c.Rules = kept
+		c.Rules = remaining
 	}
 }
 

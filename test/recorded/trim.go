@@ -110,13 +110,13 @@ func elements(of map[string]any, field string) []map[string]any {
 
 // filter retains the elements of a list that keep reports, and no empty list.
 func filter(of map[string]any, field string, keep func(map[string]any) bool) {
-	var kept []any
+	var remaining []any
 	for _, element := range elements(of, field) {
 		if keep(element) {
-			kept = append(kept, element)
+			remaining = append(remaining, element)
 		}
 	}
-	if of[field] = kept; len(kept) == 0 {
+	if of[field] = remaining; len(remaining) == 0 {
 		drop(of, field)
 	}
 }

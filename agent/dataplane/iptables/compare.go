@@ -213,8 +213,8 @@ func compareSharedChain(w *desired, k *kernelState, s *scope, c sharedChain, wan
 		}
 		return d
 	}
-	rules, tailHolds := cutTail(have.rules, c.fixed)
-	d.fixed = !tailHolds
+	rules, hasTail := cutTail(have.rules, c.fixed)
+	d.fixed = !hasTail
 	open := make(map[uint64]int, len(want))
 	for _, r := range want {
 		open[r.hash]++

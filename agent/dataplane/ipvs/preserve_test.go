@@ -123,7 +123,7 @@ func TestKeepKeepsClientsOutsideOut(t *testing.T) {
 		held     *dataplane.Service // what the kernel has
 		old      *dataplane.Service // from disk
 		want     string
-		kept     bool // the entry
+		hasEntry bool // the entry
 		restarts bool
 	}{
 		{"no local endpoint before", external(1, nil, remote), external(1, []string{local}, remote, local), "rr " + remote, true, true},
@@ -143,7 +143,7 @@ func TestKeepKeepsClientsOutsideOut(t *testing.T) {
 			b.r.Full = true
 			b.apply()
 			has := slices.Contains(b.kernel.Entries("NODEPROXY-NO-LOCAL"), entry)
-			if got := b.kernel.Server(key); got != c.want || has != c.kept || b.rules.asks("NODEPROXY-NO-LOCAL") != c.kept {
+			if got := b.kernel.Server(key); got != c.want || has != c.hasEntry || b.rules.asks("NODEPROXY-NO-LOCAL") != c.hasEntry {
 				t.Errorf("%s, entry %t\n%s", got, has, b.state())
 			}
 		})

@@ -135,8 +135,8 @@ func checksum(name string, content []byte) string {
 	return fmt.Sprintf("%x", sha256.Sum256(content))
 }
 
-// kept lists what is in the directory for programs besides the lock.
-func kept(t *testing.T) []string {
+// stored lists what is in the directory for programs besides the lock.
+func stored(t *testing.T) []string {
 	t.Helper()
 	dir, err := Directory()
 	if err != nil {
@@ -182,8 +182,8 @@ func TestEnsureDownloadsWhatIsPinned(t *testing.T) {
 			t.Errorf("no line about %s in %q", p, out.String())
 		}
 	}
-	if got, want := len(kept(t)), len(ControlPlane()); got != want {
-		t.Errorf("the directory holds %v", kept(t))
+	if got, want := len(stored(t)), len(ControlPlane()); got != want {
+		t.Errorf("the directory holds %v", stored(t))
 	}
 	if _, err := Ensure(t.Context(), &out, ControlPlane()...); err != nil {
 		t.Error(err)
@@ -217,7 +217,7 @@ func TestEnsureRejectsAnotherFileThanThePinned(t *testing.T) {
 					t.Errorf("%q does not state %s", err, part)
 				}
 			}
-			if left := kept(t); len(left) > 0 {
+			if left := stored(t); len(left) > 0 {
 				t.Errorf("it left %v", left)
 			}
 		})
@@ -250,7 +250,7 @@ func TestEnsureBuildsWhatItCannotDownload(t *testing.T) {
 				!strings.Contains(out.String(), "building from Go modules instead") {
 				t.Errorf("it printed %q, want one line with %q", out.String(), tc.reason)
 			}
-			if left := kept(t); len(left) > 0 {
+			if left := stored(t); len(left) > 0 {
 				t.Errorf("it left %v", left)
 			}
 		})

@@ -35,13 +35,13 @@ func (w *world) pod(name string) *corev1.Pod {
 }
 
 func (w *world) delete(name string) {
-	var kept []corev1.Pod
+	var remaining []corev1.Pod
 	for _, pod := range w.Pods {
 		if pod.Name != name {
-			kept = append(kept, pod)
+			remaining = append(remaining, pod)
 		}
 	}
-	w.Pods = kept
+	w.Pods = remaining
 }
 
 // waits makes a container of a pod wait for a reason, for five minutes.
