@@ -93,7 +93,7 @@ func TestRemovalTakesTheCheckpoint(t *testing.T) {
 		r.SetProxy(proxy("shop.a", "shop.b"))
 		after(20 * time.Second)
 		if _, err := os.Stat(e.file()); err != nil {
-			t.Errorf("none is kept of the next installation: %v", err)
+			t.Errorf("no checkpoint of the next installation is written: %v", err)
 		}
 		stop()
 	})

@@ -308,7 +308,7 @@ func TestWhatIsWrittenWhen(t *testing.T) {
 		lose(a)
 		after(5 * time.Second)
 		if next, _ := e.agent(here); !next.owner.FormerConflict() {
-			t.Error("it is not kept that another proxy is active")
+			t.Error("the checkpoint does not record that another proxy is active")
 		}
 		hold(t, a)
 		stop() // writes once more

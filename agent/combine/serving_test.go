@@ -7,7 +7,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestServing: flows are kept to whatever receives traffic somewhere, though
+// TestServing: flows are preserved to whatever receives traffic somewhere, though
 // this node would not choose it now.
 func TestServing(t *testing.T) {
 	const cluster, local = v1alpha1.TrafficPolicyCluster, v1alpha1.TrafficPolicyLocal

@@ -351,8 +351,8 @@ func TestFlowsToOtherNodes(t *testing.T) {
 	}
 }
 
-// TestServiceThatWasNeverProgrammed: an agent that has just started keeps the rules of Services
-// that it has not seen yet, while something of mode IPVS may linger.
+// TestServiceThatWasNeverProgrammed: an agent that has just started preserves the rules of Services
+// that it has not seen yet, while cleanup of mode IPVS may be pending.
 func TestServiceThatWasNeverProgrammed(t *testing.T) {
 	s := newState(v1alpha1.ProtocolUDP)
 	svc := service("s", "ip 172.30.0.41 port 80 ep 10.180.0.1:8080")

@@ -134,7 +134,7 @@ func TestRestoreTakesOnlyWhatIsLacking(t *testing.T) {
 		r.SetService(r.Service("b", 2)) // Services go on
 		r.expectSync("partial b")
 		if r.CompleteSet() != nil {
-			t.Error("an own object that the API has not delivered is kept as fresh")
+			t.Error("an own object that the API has not delivered goes into the checkpoint as fresh")
 		}
 	})
 	t.Run("the Services alone", func(t *testing.T) {

@@ -45,7 +45,7 @@ var goldenStatuses = map[string]func(*desired.Snapshot, *Facts){
 	},
 }
 
-// Each status that is reported is kept as a file, so that what changes in it is
+// Each status that is reported is stored as a file, so that what changes in it is
 // seen in a review, and so that others can print it.
 func TestGoldenStatuses(t *testing.T) {
 	for title, edit := range goldenStatuses {

@@ -31,11 +31,11 @@ func TestMayCreate(t *testing.T) {
 		cached, live client.Reader
 		on, may      bool
 	}{
-		"never switched on":            {cached: holding(), live: holding()},
-		"switched on":                  {cached: holding(np), live: holding(np), on: true, may: true},
-		"being removed":                {cached: holding(removed, rules), live: holding(removed, rules)},
-		"removed, and the cache lags":  {cached: holding(rules), live: holding(), on: true},
-		"removed, and rules were kept": {cached: holding(rules), live: holding(rules), on: true, may: true},
+		"never switched on":           {cached: holding(), live: holding()},
+		"switched on":                 {cached: holding(np), live: holding(np), on: true, may: true},
+		"being removed":               {cached: holding(removed, rules), live: holding(removed, rules)},
+		"removed, and the cache lags": {cached: holding(rules), live: holding(), on: true},
+		"removed, and rules remain":   {cached: holding(rules), live: holding(rules), on: true, may: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			on, err := SwitchedOn(t.Context(), c.cached)

@@ -49,7 +49,7 @@ func TestNoDifference(t *testing.T) {
 func TestDifference(t *testing.T) {
 	o := stored(t, []string{cluster, edge, closed}, strings.NewReplacer("name: n3}", "name: n4}", "metadata: {name: pay,", "metadata: {name: cash,").Replace(cluster), edge)
 	text, summary := differences(t, o)
-	// n3 is kept, draining, so that it changes.
+	// The rules of n3 remain, draining, so they change.
 	if want := "1 NodeProxyRules and 1 ServiceProxyRules would change, 1 NodeProxyRules and 1 ServiceProxyRules would be created, 0 NodeProxyRules and 1 ServiceProxyRules would be removed"; summary != want {
 		t.Errorf("got  %s\nwant %s", summary, want)
 	}

@@ -203,8 +203,8 @@ func TestNodesAffectedMissesNone(t *testing.T) {
 	}
 }
 
-// A Service over a limit keeps its local endpoints, and nodes whose endpoints change meanwhile are
-// woken all the same: they find that they hold it.
+// A Service over a limit retains its local endpoints, and nodes whose endpoints change meanwhile are
+// woken all the same: they find that they have it.
 func TestLocalEndpointsOverALimit(t *testing.T) {
 	small, more := slice("small", endpoint("10.0.0.1", on("n1"))), slice("more", endpoint("10.0.0.2", on("n2")))
 	large := crowded("large", v1alpha1.MaxServicePortEndpoints+1)

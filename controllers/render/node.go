@@ -73,7 +73,7 @@ type NodeInput struct {
 }
 
 // Node renders the rules of a node. It returns false without rules to start from, if the Node or its
-// settings are missing. An absent Node keeps its last known facts and counts as draining.
+// settings are missing. An absent Node retains its last known facts and counts as draining.
 func Node(in NodeInput) (v1alpha1.NodeProxyRulesSpec, bool) {
 	if in.Current == nil && (in.Node == nil || in.Settings == nil) {
 		return v1alpha1.NodeProxyRulesSpec{}, false

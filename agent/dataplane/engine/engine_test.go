@@ -142,7 +142,7 @@ func TestApply(t *testing.T) {
 	apply("a large one", dataplane.Ruleset{Dirty: set("a/1", "b/1")}, "change [b/1] false", "change [a/1 b/1] false")
 	p.large = nil
 
-	apply("kept ones are not known", dataplane.Ruleset{Full: true, Preserve: set("a/1", "gone/1")}, "full true")
+	apply("preserved ones are not known", dataplane.Ruleset{Full: true, Preserve: set("a/1", "gone/1")}, "full true")
 	apply("so they take a full pass", dataplane.Ruleset{Dirty: set("a/1", "b/1")}, "change [b/1] false", "full false")
 }
 

@@ -29,7 +29,7 @@ func FuzzSave(f *testing.F) {
 			t.Fatalf("what was read cannot be read when printed: %v", err)
 		}
 		for id, c := range state.chains {
-			if c.count != len(c.rules) { // only a hash is kept
+			if c.count != len(c.rules) { // only a hash is stored
 				continue
 			}
 			if diff := cmp.Diff(c, again.chains[id], cmp.AllowUnexported(kernelChain{}, kernelRule{})); diff != "" {

@@ -77,8 +77,8 @@ func TestOthersChangeAloneBesideARejectedService(t *testing.T) {
 	}
 }
 
-// TestARejectedServiceIsTriedAlone, after others that have changed, and keeps what
-// the kernel has of it until it is taken.
+// TestARejectedServiceIsTriedAlone, after others that have changed. What the kernel
+// has of it stays until it is accepted.
 func TestARejectedServiceIsTriedAlone(t *testing.T) {
 	f := besideRejected(t)
 	before := f.kernel.save()
@@ -162,8 +162,8 @@ func TestRejectedAfterARestart(t *testing.T) {
 	f.check(f.apply())
 }
 
-// TestRejectedRuleInAFullPass: a Service whose new rule in a shared chain is rejected keeps
-// the previous one.
+// TestRejectedRuleInAFullPass: a Service whose new rule in a shared chain is rejected
+// retains the previous one.
 func TestRejectedRuleInAFullPass(t *testing.T) {
 	f := besideRejected(t)
 	service := func(nodePort uint16) *dataplane.Service {
