@@ -36,13 +36,13 @@ func TestTimeOfWatching(t *testing.T) {
 			pass(time.Second / perSecond)
 		}
 	})
-	n.Logf("%d Services x 10; CPU of the agent and its programs: %.2f %% of a core when nothing happens, %.2f %% while another program writes %d transactions a second that are not ours; %d looks at the rules",
+	n.Logf("%d Services x 10; CPU of the agent and its programs: %.2f%% of a core when nothing happens, %.2f%% while another program writes %d transactions a second that are not ours; %d looks at the rules",
 		services, 100*idle, 100*busy, perSecond, n.reads()-reads)
 	if n.reads() != reads {
 		t.Errorf("%d checks of changes that are not ours", n.reads()-reads)
 	}
 	if busy > 0.05 {
-		t.Errorf("the watch takes %.1f %% of a core", 100*busy)
+		t.Errorf("the watch takes %.1f%% of a core", 100*busy)
 	}
 	command(t, filepath.Join(n.directory, "iptables"), "-t", "nat", "-F", "KUBE-MARK-MASQ")
 	n.until("a repair beside all that", func() bool { return repairs(n.Agent) == 1 })

@@ -14,7 +14,7 @@ func TestUsage(t *testing.T) {
 	}{{31022, 262144, 12}, {0, 262144, 0}, {262144, 262144, 100}, {300000, 262144, 114}, {5, 0, 0}, {5, 1000, 1}, {4, 1000, 0}} {
 		f := Statistics{Entries: tt.entries, Max: tt.most}
 		if got := f.UsagePercent(); got != tt.want {
-			t.Errorf("%d of %d are %d %%, want %d", tt.entries, tt.most, got, tt.want)
+			t.Errorf("%d of %d are %d%%, want %d", tt.entries, tt.most, got, tt.want)
 		}
 	}
 }

@@ -111,12 +111,12 @@ func pressureCondition(report *v1alpha1.ConntrackReport, former []metav1.Conditi
 	switch {
 	case conntrack.Pressed(old != nil && old.Status == metav1.ConditionTrue, report.Entries, report.Max):
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull
-		c.Message = fmt.Sprintf("The connection tracking table has reached %d %% of its size (see status.conntrack): %s", conntrack.PressureFrom, conntrack.PressureAdvice)
+		c.Message = fmt.Sprintf("The connection tracking table has reached %d%% of its size (see status.conntrack): %s", conntrack.PressureFrom, conntrack.PressureAdvice)
 	case old == nil:
 		return nil
 	default:
 		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonTableHasRoom
-		c.Message = fmt.Sprintf("Less than %d %% of the connection tracking table is in use.", conntrack.PressureFrom)
+		c.Message = fmt.Sprintf("Less than %d%% of the connection tracking table is in use.", conntrack.PressureFrom)
 	}
 	return c
 }

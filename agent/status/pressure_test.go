@@ -40,7 +40,7 @@ func TestPressureCondition(t *testing.T) {
 			r = report(step.percent)
 		}
 		if got := show(r); got != step.want {
-			t.Errorf("step %d, %d %%: got %q, want %q", i, step.percent, got, step.want)
+			t.Errorf("step %d, %d%%: got %q, want %q", i, step.percent, got, step.want)
 		}
 	}
 	message := func(percent int64) string { return pressureCondition(report(percent), nil).Message }
@@ -85,7 +85,7 @@ func TestWhenStatisticsOfTrackingAreWritten(t *testing.T) {
 	step("counters alone after 5 min", time.Minute, true, nil)
 	step("another size", 5*time.Second, true, func(r *v1alpha1.ConntrackReport) { r.Max, r.Entries = 2000, 200 })
 	step("more buckets", 5*time.Second, true, func(r *v1alpha1.ConntrackReport) { r.Buckets = 500 })
-	step("78 %", 5*time.Second, true, func(r *v1alpha1.ConntrackReport) { r.Entries, r.UsagePercent = 1560, 78 })
+	step("78%", 5*time.Second, true, func(r *v1alpha1.ConntrackReport) { r.Entries, r.UsagePercent = 1560, 78 })
 	step("pressure, at once", 0, true, func(r *v1alpha1.ConntrackReport) { r.Entries, r.UsagePercent = 1600, 80 })
 	step("some more", time.Minute, false, func(r *v1alpha1.ConntrackReport) { r.Entries, r.UsagePercent = 1680, 84 })
 }

@@ -81,8 +81,8 @@ const (
 	ConditionModeFallback = "ModeFallback"
 	// ConditionConflictingProxy is True while another proxy is active on the node.
 	ConditionConflictingProxy = "ConflictingProxy"
-	// ConditionConntrackPressure becomes True when the connection tracking table is 80 % full,
-	// and False when it is at most 70 % full.
+	// ConditionConntrackPressure becomes True when the connection tracking table is 80% full,
+	// and False when it is at most 70% full.
 	ConditionConntrackPressure = "ConntrackPressure"
 	// ConditionDrifted is True while another program keeps changing our rules.
 	ConditionDrifted = "Drifted"

@@ -218,8 +218,8 @@ type ConntrackReport struct {
 	// +optional
 	Max int64 `json:"max"`
 
-	// usagePercent is entries in percent of max, rounded. ConntrackPressure becomes True at 80
-	// % and False at 70 %. Source: agent.
+	// usagePercent is entries in percent of max, rounded. ConntrackPressure becomes True at 80%
+	// and False at 70%. Source: agent.
 	// +optional
 	UsagePercent int32 `json:"usagePercent"`
 

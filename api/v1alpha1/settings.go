@@ -332,7 +332,7 @@ type SyncSettings struct {
 type ConntrackSettings struct {
 	// maxPerCore is the table size per CPU core, in connections; 0 leaves it unchanged. The
 	// total is capped at 1048576, and the hash table gets at least a quarter as many buckets.
-	// The table is not shrunk if that would fill it to 80 % or more. Requires the host's
+	// The table is not shrunk if that would fill it to 80% or more. Requires the host's
 	// network namespace. Default: 32768. Same as kube-proxy's conntrack.maxPerCore. Source:
 	// user.
 	// +kubebuilder:validation:Maximum=2147483647

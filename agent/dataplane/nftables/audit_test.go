@@ -96,7 +96,7 @@ func TestAuditFindsWhatDiffers(t *testing.T) {
 	for want, command := range map[string]string{
 		"default/cluster-ip: packets from a pod to 10.96.168.11:80/TCP are not handled, desired: translated": "delete element ip kube-proxy service-ips { 10.96.168.11 . tcp . 80 }; delete element ip kube-proxy cluster-ips { 10.96.168.11 }; flush chain ip kube-proxy cluster-ips-check",
 		"default/cluster-ip: packets from a pod to 10.96.168.11:80/TCP are rejected":                         "delete element ip kube-proxy service-ips { 10.96.168.11 . tcp . 80 }",
-		"default/cluster-ip: packets from a pod to 10.96.168.11:80/TCP are translated to 10.244.1.2:8080 (75 %), 10.244.9.9:8080 (25 %)": "flush chain ip kube-proxy " + service +
+		"default/cluster-ip: packets from a pod to 10.96.168.11:80/TCP are translated to 10.244.1.2:8080 (75%), 10.244.9.9:8080 (25%)": "flush chain ip kube-proxy " + service +
 			"; add rule ip kube-proxy " + service + " meta l4proto tcp dnat ip to numgen random mod 4 map { 0 : 10.244.1.2 . 8080, 1 : 10.244.1.2 . 8080, 2 : 10.244.1.2 . 8080, 3 : 10.244.9.9 . 8080 }",
 		"packets from outside to 10.96.168.11:80/TCP are dropped":                       "insert rule ip kube-proxy " + service + " ip saddr != 10.244.0.0/16 ip saddr != 172.20.0.2 drop",
 		"default/node-port: packets from a pod to 172.20.0.2:30080/TCP are not handled": "delete element ip kube-proxy service-nodeports { tcp . 30080 }",

@@ -76,7 +76,7 @@ func TestShares(t *testing.T) {
 	if got := out.Shares[netip.MustParseAddrPort("10.244.0.1:8080")]; math.Abs(got-2./3) > 1e-9 || len(out.Shares) != 2 {
 		t.Errorf("shares %v", out.Shares)
 	}
-	if got, want := out.String(), "translated to 10.244.0.1:8080 (67 %), 10.244.0.2:8080 (33 %)"; got != want {
+	if got, want := out.String(), "translated to 10.244.0.1:8080 (67%), 10.244.0.2:8080 (33%)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	l := chosen()

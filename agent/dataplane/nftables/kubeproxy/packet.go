@@ -83,7 +83,7 @@ func (o Outcome) String() string {
 	for _, e := range endpoints[:min(len(endpoints), maxNamed)] {
 		name := e.String()
 		if !even {
-			name += fmt.Sprintf(" (%.0f %%)", 100*o.Shares[e])
+			name += fmt.Sprintf(" (%.0f%%)", 100*o.Shares[e])
 		}
 		names = append(names, name)
 	}

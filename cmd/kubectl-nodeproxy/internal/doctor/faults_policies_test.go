@@ -25,10 +25,10 @@ func policyFaults() map[string]planted {
 		},
 		"conntrack nearly full, without a report": {
 			plant: func(w *world) {
-				w.set(0, is(v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull, "90 % in use"))
+				w.set(0, is(v1alpha1.ConditionConntrackPressure, metav1.ConditionTrue, v1alpha1.ReasonTableNearlyFull, "90% in use"))
 				w.node(0).Status.Conntrack = nil
 			},
-			want: "ConntrackPressure", contains: "drops new connections: 90 % in use",
+			want: "ConntrackPressure", contains: "drops new connections: 90% in use",
 		},
 		"an invalid policy": {
 			plant: func(w *world) {

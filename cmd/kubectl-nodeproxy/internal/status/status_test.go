@@ -289,7 +289,7 @@ func TestConntrack(t *testing.T) {
 			}}},
 		})
 		if r.OK != ok || !ok && (len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Message, "55 packets dropped")) {
-			t.Errorf("%d %%: ok: %v, %+v", percent, r.OK, r.Findings)
+			t.Errorf("%d%%: ok: %v, %+v", percent, r.OK, r.Findings)
 		}
 	}
 }
