@@ -62,7 +62,7 @@ func (a *Agent) removeRules(ctx context.Context) error {
 		given, problem := a.relinquishLast(ctx)
 		err = errors.Join(err, problem)
 		if given != "" {
-			message += ". Only " + given + " was removed, which packets would have met before the rules of another proxy"
+			message += ". Only " + given + " was removed, which packets would have met before the rules of another proxy" // its second sentence
 		}
 	}
 	if ctx.Err() != nil {

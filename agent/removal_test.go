@@ -19,6 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/status"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/messages"
 )
 
 // proxy makes a NodeProxy with the inventory of Services.
@@ -52,6 +53,8 @@ func (r ownershipRig) expect(t *testing.T, when, reason, text string, services .
 	}
 	if got, message := r.condition(); got != reason || !strings.Contains(message, text) {
 		t.Errorf("%s: %s: %s; want %s: …%s…", when, got, message, reason, text)
+	} else {
+		messages.Check(t, strings.TrimSuffix(message, ".")+".") // the status ends it
 	}
 }
 

@@ -76,10 +76,11 @@ func (r *removal) clear(evidence string, free, audit bool) bool {
 	return true
 }
 
-// What the status reports of a removal.
+// What the status reports of a removal. One that leaves rules is one sentence: what was removed may
+// follow.
 const (
-	RemovedMessage = "nodeproxy's rules are removed from this node, because the NodeProxy was deleted with removalPolicy Cleanup; sysctls, and the kubelet's chains, stay; nothing is programmed until there is a NodeProxy again"
-	auditMessage   = "The rules of this node stay, although the NodeProxy was deleted with removalPolicy Cleanup, because enforcement is Audit, with which the agent writes nothing. To remove rules from before, run nodeproxy-agent cleanup on the node"
+	RemovedMessage = "The rules of nodeproxy are removed from this node, because the NodeProxy was deleted with removalPolicy Cleanup; sysctls, and the kubelet's chains, stay; nothing is programmed until there is a NodeProxy again"
+	auditMessage   = "The rules of this node stay, although the NodeProxy was deleted with removalPolicy Cleanup, because enforcement is Audit, with which the agent writes nothing; to remove rules from before, run nodeproxy-agent cleanup on the node"
 	LeaveMessage   = "The rules of this node stay, although the NodeProxy was deleted with removalPolicy Cleanup, because another proxy is active on it (%s) and its rules use the same chains"
 )
 

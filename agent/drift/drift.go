@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -72,7 +73,9 @@ type familyDrift struct {
 	// The current row of repairs.
 	row              int
 	rowStart, rowEnd time.Time
-	message          string // of Drifted
+	// summary and example are the family's parts of the message of Drifted; empty: not yet, or the
+	// last repair has no example.
+	summary, example string
 }
 
 // New returns a tracker of IP families.
@@ -197,31 +200,30 @@ func (d *Tracker) repaired(family dataplane.Family, f *familyDrift, found *datap
 	d.examples = append(examples, d.examples...)
 	d.examples = d.examples[:min(len(d.examples), dataplane.MaxExamples)]
 	if f.row == 0 || now.Sub(f.rowEnd) >= Quiet {
-		f.row, f.rowStart, f.message = 0, now, ""
+		f.row, f.rowStart, f.summary = 0, now, ""
 	}
 	f.row, f.rowEnd = f.row+1, now
 	f.by = ""
 	if f.drifted(now) {
-		f.report(family, examples)
+		f.report(examples)
 	}
 }
 
-// report updates the message of Drifted: each time the repairs have doubled, so that the status
-// is not written at each of them.
-func (f *familyDrift) report(family dataplane.Family, examples []string) {
+// report updates the family's parts of the message of Drifted: each time the repairs have doubled,
+// so that the status is not written at each of them.
+func (f *familyDrift) report(examples []string) {
 	times := driftedRepairs
 	for times*2 <= f.row {
 		times *= 2
 	}
-	if f.message != "" && times != f.row {
+	if f.summary != "" && times != f.row {
 		return
 	}
-	last := ""
+	f.example = ""
 	if len(examples) > 0 {
-		last = "; last: " + examples[0]
+		f.example = wording.Clip(wording.Clause(examples[0]), wording.MaxExample)
 	}
-	f.message = fmt.Sprintf("Another program repeatedly modifies nodeproxy's %s rules: repaired at least %d times since %s, with pauses of up to %s in which Services may fail on this node%s. Find the program that flushes or restores rules on this node (a firewall manager, a script, another proxy; \"nft monitor\" names programs that use nf_tables) and stop it.",
-		family, times, f.rowStart.UTC().Format(time.RFC3339), LongestDriftPause, last)
+	f.summary = fmt.Sprintf("repaired at least %d times since %s", times, f.rowStart.UTC().Format(time.RFC3339))
 }
 
 // nextRepair is when an external change may be repaired.
@@ -249,7 +251,7 @@ func (d *Tracker) Forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for family, f := range d.families {
-		d.families[family] = &familyDrift{row: f.row, rowStart: f.rowStart, rowEnd: f.rowEnd, message: f.message}
+		d.families[family] = &familyDrift{row: f.row, rowStart: f.rowStart, rowEnd: f.rowEnd, summary: f.summary, example: f.example}
 	}
 }
 
@@ -269,14 +271,38 @@ func (d *Tracker) Facts() Facts {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out := Facts{Repairs: d.repairs, LastTime: d.last, Examples: slices.Clone(d.examples)}
-	var messages []string
+	out.Message = d.message()
+	return out
+}
+
+// message is that of the condition Drifted, two sentences about all families; empty: none has
+// drifted. The caller holds mu.
+func (d *Tracker) message() string {
+	var families, repairs, examples []string
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		if f := d.families[family]; f != nil && f.drifted(d.clock.Now()) {
-			messages = append(messages, f.message)
+		f := d.families[family]
+		if f == nil || !f.drifted(d.clock.Now()) {
+			continue
+		}
+		families, repairs = append(families, string(family)), append(repairs, f.summary)
+		if f.example != "" {
+			examples = append(examples, f.example)
 		}
 	}
-	out.Message = strings.Join(messages, " ")
-	return out
+	if len(families) == 0 {
+		return ""
+	}
+	if len(families) > 1 {
+		for i, family := range families {
+			repairs[i] = family + " " + repairs[i]
+		}
+	}
+	text := fmt.Sprintf("Another program repeatedly modifies nodeproxy's %s rules: %s, with pauses of up to %s in which Services may fail on this node",
+		strings.Join(families, " and "), strings.Join(repairs, ", "), LongestDriftPause)
+	if len(examples) > 0 {
+		text += "; last: " + strings.Join(examples, "; ")
+	}
+	return text + `. Find the program that flushes or restores rules on this node (a firewall manager, a script, another proxy; "nft monitor" names programs that use nf_tables) and stop it.`
 }
 
 // By is the program that changed something last.

@@ -16,6 +16,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/agenttest"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/messages"
 )
 
 // driftRig is a drift of one family with a clock.
@@ -120,6 +121,7 @@ func TestDriftedReportsRepeatedChanges(t *testing.T) {
 			t.Errorf("message %q lacks %q", c.Message, want)
 		}
 	}
+	messages.Check(t, c.Message)
 	if len(c.Message) > 1024 {
 		t.Errorf("the message has %d bytes", len(c.Message))
 	}
@@ -142,6 +144,35 @@ func TestDriftedReportsRepeatedChanges(t *testing.T) {
 	}
 	modify(time.Minute)
 	expect("after one more", metav1.ConditionFalse)
+}
+
+// TestDriftOfBothFamilies: one message, in which each example is short.
+func TestDriftOfBothFamilies(t *testing.T) {
+	r := newDriftRig(t)
+	long := "rule missing in KUBE-SERVICES: " + strings.Repeat("x", 400) + ". Y"
+	for range driftedRepairs + 1 {
+		outcomes := map[dataplane.Family]dataplane.Outcome[dataplane.Result]{}
+		for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+			outcomes[family] = dataplane.Outcome[dataplane.Result]{Value: dataplane.Result{
+				Kind: v1alpha1.SyncFull, Repaired: dataplane.Difference{Count: 1, Examples: []string{long}},
+			}}
+		}
+		r.Synced(outcomes, false)
+		r.pass(driftedSpan)
+	}
+	got := r.Facts().Message
+	messages.Check(t, got)
+	for _, want := range []string{
+		"Another program repeatedly modifies nodeproxy's IPv4 and IPv6 rules: IPv4 repaired at least 3 times since ", ", IPv6 repaired at least 3 times since ",
+		"; last: IPv4: rule missing", "; IPv6: rule missing", "and stop it.",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("message %q lacks %q", got, want)
+		}
+	}
+	if len(got) > 1024 {
+		t.Errorf("the message has %d bytes", len(got))
+	}
 }
 
 func TestRepairsAreReported(t *testing.T) {

@@ -21,9 +21,9 @@ func AcceptedCondition(s desired.Snapshot) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {
 	case s.Rejection != nil:
-		c.Reason, c.Message = s.Rejection.Reason, s.Rejection.Message
+		c.Reason, c.Message = s.Rejection.Reason, v1alpha1.MessageNotAccepted+s.Rejection.Message
 	case errors.Is(s.Err, dataplane.ErrUnsupported):
-		c.Reason, c.Message = v1alpha1.ReasonUnsupported, wording.OneLine(s.Err)+". The agent retries until it works."
+		c.Reason, c.Message = v1alpha1.ReasonUnsupported, v1alpha1.MessageNotAccepted+wording.OneLine(s.Err)+". The agent retries until it works."
 	default:
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonAccepted, "The agent and the node support this object."
 	}

@@ -25,7 +25,7 @@ func ProgrammedCondition(s desired.Snapshot, f Facts) metav1.Condition {
 		return c
 	}
 	if all := slices.Concat(s.Warnings, f.Warnings, f.Leftovers, f.Tracking.Warnings); len(all) > 0 {
-		c.Message += v1alpha1.MessageRestrictions + strings.Join(all, "; ")
+		c.Message += v1alpha1.MessageRestrictions + wording.Clause(strings.Join(all, "; "))
 	}
 	if len(s.PendingCleanups) > 0 {
 		c.Message += "; " + strings.Join(s.PendingCleanups, "; ")
@@ -50,7 +50,7 @@ func programmedRow(s desired.Snapshot, f Facts) metav1.Condition {
 	case f.Conflict() != "":
 		return row(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, conflictMessage(f))
 	case s.Rejection != nil:
-		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "Not accepted: "+s.Rejection.Message)
+		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, v1alpha1.MessageNotAccepted+s.Rejection.Message)
 	case s.Err != nil && f.Audit:
 		return row(metav1.ConditionFalse, v1alpha1.ReasonFailed, "The kernel cannot be compared with the desired state: "+wording.OneLine(s.Err)+". The agent retries.")
 	case s.Err != nil: // after a late failure most is written
@@ -64,7 +64,7 @@ func programmedRow(s desired.Snapshot, f Facts) metav1.Condition {
 		// cause repeated writes.
 		return row(metav1.ConditionFalse, v1alpha1.ReasonAuditDiffers, "The kernel differs from the desired state, see status.difference. Enforcement is Audit: "+maintainer(f))
 	case f.Audit:
-		return row(metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "The kernel has the desired state. Enforcement is Audit: "+maintainer(f))
+		return row(metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "The kernel has the desired state; enforcement is Audit: "+maintainer(f)) // one sentence: restrictions may follow
 	case pendingFor(&s, patience):
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, "Changes have been pending since "+since+". See the agent's log on this node.")
 	case len(s.Rejected) > 0:
@@ -125,7 +125,7 @@ func firstStateMessage(s desired.Snapshot, f Facts) string {
 	case f.Audit && s.Listed:
 		return "Enforcement is Audit: the kernel has not been compared with the desired state yet. If this lasts, see the agent's log on this node."
 	case f.Unanswered && !f.Audit:
-		return fmt.Sprintf("%s, where kube-proxy would answer, accepts connections but has not answered yet. Nothing is written until it answers, its port is closed, or %d requests in a row get no answer; if kube-proxy runs on this node, stop it.", ownership.ProxyModeAddress, ownership.ProbeLimit)
+		return fmt.Sprintf("The port where kube-proxy would answer (%s) accepts connections but has not answered yet. Nothing is written until it answers, its port is closed, or %d requests in a row get no answer; if kube-proxy runs on this node, stop it.", ownership.ProxyModeAddress, ownership.ProbeLimit)
 	case !s.Listed:
 		return "Since it started, the agent waits for the list of ServiceProxyRules. If this lasts, see the agent's log on this node."
 	default:
@@ -151,7 +151,7 @@ func RestoredMessage(s *desired.Snapshot) string {
 		how = "the node has restarted since, so endpoints on this node are left out and health checks answer 503"
 	}
 	return fmt.Sprintf("%s could not be read from the API since the agent started (%s): until the API answers, the node uses the checkpoint on its disk, written %s: %s",
-		what, wording.Clip(s.Restored.Why, wording.MaxExample), s.Restored.Written.UTC().Format(time.RFC3339), how)
+		what, wording.Clip(wording.Clause(s.Restored.Why), wording.MaxExample), s.Restored.Written.UTC().Format(time.RFC3339), how)
 }
 
 // retainedMessage returns why rules are retained and what to do, in one sentence: restrictions may
@@ -192,7 +192,7 @@ func retainedMessage(s desired.Snapshot) string {
 
 // rejectedText names some of the rejected Services, human-readable.
 func rejectedText(s *desired.Snapshot) string {
-	return cmp.Or(strings.Join(rejectedExamples(s), "; "), "they were rejected together and are tried one by one")
+	return cmp.Or(wording.Clause(strings.Join(rejectedExamples(s), "; ")), "they were rejected together and are tried one by one")
 }
 
 // rejectedExamples names some of the rejected Services. Those that policies shape come first,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/messages"
 )
 
 var facts4 = Facts{Version: "v0.1.0", Started: agenttest.Epoch, Kernel: "6.18.0", Iptables: "1.8.9 (nf_tables)", Formats: v1alpha1.FormatVersions(), Families: []dataplane.Family{dataplane.IPv4}}
@@ -150,9 +150,7 @@ func TestConditions(t *testing.T) {
 				t.Errorf("message %q lacks %q", m, tt.message)
 			}
 			for _, c := range status.Conditions {
-				if n := len(sentenceEnds.FindAllString(c.Message, -1)); n > 2 {
-					t.Errorf("%s has %d sentences, more than two: %s", c.Type, n, c.Message)
-				}
+				messages.Check(t, c.Message)
 			}
 			conflict := "absent"
 			if f.Conflict() != "" {
@@ -165,8 +163,60 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// sentenceEnds matches the end of a sentence.
-var sentenceEnds = regexp.MustCompile(`\.( [A-Z]|$)`)
+// TestCombinedMessagesAreShort: whatever applies together, and whatever errors contain.
+func TestCombinedMessagesAreShort(t *testing.T) {
+	const others = "iptables: Permission denied (you must be root).\nPerhaps iptables needs to be upgraded. It may help."
+	type edit = func(*desired.Snapshot, *Facts)
+	situations := map[string]edit{
+		"restrictions": func(s *desired.Snapshot, f *Facts) {
+			s.Warnings, f.Warnings, f.Leftovers = []string{others}, []string{"port 10256 is in use"}, []string{"device kube-ipvs0 is left"}
+		},
+		"pending cleanups": func(s *desired.Snapshot, _ *Facts) {
+			s.PendingCleanups = []string{"3 connections still use rules of mode IPVS"}
+		},
+		"drift": func(_ *desired.Snapshot, f *Facts) { f.Drift.Message = "Another program modifies rules. Stop it." },
+		"checkpoint": func(s *desired.Snapshot, _ *Facts) {
+			s.Restored = desired.Restored{Services: true, Rules: true, Rebooted: true, Written: s.Now, Why: others}
+		},
+		"another proxy with outdated rules": func(_ *desired.Snapshot, f *Facts) { f.OtherProxy, f.Remaining = "x answers", "table ip nodeproxy" },
+		"another proxy that has gone":       func(s *desired.Snapshot, f *Facts) { f.OtherProxy, f.OtherGone = "x answers", s.Now },
+		"no answer":                         func(_ *desired.Snapshot, f *Facts) { f.Unanswered = true },
+		"removal":                           func(s *desired.Snapshot, f *Facts) { s.Removal.Requested, f.Removing = true, true },
+		"failed removal": func(s *desired.Snapshot, f *Facts) {
+			s.Removal, f.Removing = desired.Removal{Requested: true, Err: errors.New(others)}, true
+		},
+		"removed": func(s *desired.Snapshot, f *Facts) {
+			s.Removal, f.Removing = desired.Removal{Requested: true, Done: true, Message: desired.RemovedMessage}, true
+		},
+		"invalid": func(s *desired.Snapshot, _ *Facts) {
+			s.Rejection = &desired.Rejection{Reason: v1alpha1.ReasonInvalid, Message: "spec.settings.mode: wrong; " + desired.Meanwhile}
+		},
+		"unsupported": func(s *desired.Snapshot, _ *Facts) { s.Err = fmt.Errorf("%w: %s", dataplane.ErrUnsupported, others) },
+		"fallback":    func(s *desired.Snapshot, _ *Facts) { s.Mode.Lacks = "IPv4: no such module" },
+		"conntrack": func(_ *desired.Snapshot, f *Facts) {
+			f.Tracking.Report = &v1alpha1.ConntrackReport{Entries: 95, Max: 100, UsagePercent: 95}
+		},
+		"rejected": func(s *desired.Snapshot, _ *Facts) {
+			s.Rejected = map[dataplane.ServiceName]string{agenttest.Name("a"): others}
+		},
+	}
+	for _, row := range programmedRows {
+		situations[row.title] = row.edit
+	}
+	for _, first := range situations {
+		for _, second := range situations {
+			for _, audit := range []bool{false, true} {
+				s, f := programmed(), facts4
+				first(&s, &f)
+				second(&s, &f)
+				f.Audit = f.Audit || audit
+				for _, c := range Build(s, f, nil).Conditions {
+					messages.Check(t, c.Message)
+				}
+			}
+		}
+	}
+}
 
 // TestNoNamespaceHidesRejectedServicesOfOthers: however many of one are rejected.
 func TestNoNamespaceHidesRejectedServicesOfOthers(t *testing.T) {

@@ -2,6 +2,7 @@ package wording
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -36,8 +37,20 @@ func Count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// OneLine joins the lines of joined errors, which have one for each family.
-func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+var (
+	lineEnd = regexp.MustCompile(`\.?\n`)
+	// sentenceEnd is the end of a sentence that another follows.
+	sentenceEnd = regexp.MustCompile(`\.\s+([A-Z])`)
+)
+
+// Clause joins the lines and sentences of a text by others, so that it can be part of a sentence.
+func Clause(text string) string {
+	text = lineEnd.ReplaceAllString(strings.TrimSuffix(text, "."), "; ")
+	return sentenceEnd.ReplaceAllString(text, "; $1")
+}
+
+// OneLine joins the lines of joined errors, which have one for each family, and their sentences.
+func OneLine(err error) string { return Clause(err.Error()) }
 
 // OfError returns an error's text; empty: there is no error.
 func OfError(err error) string {

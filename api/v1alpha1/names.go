@@ -228,8 +228,11 @@ const (
 	ReasonAgentPodsNotReady = "AgentPodsNotReady"
 )
 
-// Parts of the message of the condition Programmed that programs parse.
+// Parts of the messages of the conditions Programmed and Accepted that programs parse.
 const (
+	// MessageNotAccepted begins the messages of an object that the agent does not accept. The path of
+	// a field may follow.
+	MessageNotAccepted = "Not accepted: "
 	// MessageRestrictions separates what the kernel has from what could not be done, if anything.
 	MessageRestrictions = ". Restrictions: "
 	// MessageUnmaintained starts what an agent with enforcement Audit reports if no proxy runs on its

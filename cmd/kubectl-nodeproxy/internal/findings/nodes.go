@@ -178,7 +178,7 @@ func (e *Examination) abnormal(node *v1alpha1.NodeProxyRules, programmed *metav1
 	if c := Condition(conditions, v1alpha1.ConditionAccepted, metav1.ConditionFalse); c != nil {
 		e.OnNode(node, Finding{
 			Severity: Problem, Reason: c.Reason, Key: NodeKey(node.Name, "accepted"), Since: c.LastTransitionTime,
-			Message: "the node cannot apply its settings: " + Message(c),
+			Message: "the node cannot apply its settings: " + strings.TrimPrefix(Message(c), v1alpha1.MessageNotAccepted),
 			Remedy:  e.Docs.See("fix on the node what the message names, or change the settings", "troubleshooting.md#nodeproxynodenotprogrammed"),
 		})
 	}
