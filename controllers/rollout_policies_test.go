@@ -141,14 +141,14 @@ var _ = Describe("policies for nodes", func() {
 			p.Spec.Settings.Mode, p.Spec.Settings.Fallback = new(v1alpha1.ModeIPTables), new(v1alpha1.FallbackNone)
 		})
 		Eventually(policyCondition(ctx, weaker, v1alpha1.ConditionOverridden)).Should(Equal(
-			"True Overridden: spec.settings.mode is set by policy edge (priority 0, as this one: the lower name wins)."))
+			"True Overridden: Policy edge (priority 0, as this one: the lower name wins) sets spec.settings.mode."))
 		Eventually(policyReady(ctx, weaker)).Should(HavePrefix("True Applied"))
 		for _, name := range names {
 			Eventually(nodeRules(ctx, name)).Should(HaveField("Spec.Policies", Equal([]string{"edge", "weaker"})))
 		}
 		edit(ctx, policy, func() { policy.Spec.Priority = new(int32(-1)) })
 		Eventually(policyCondition(ctx, policy, v1alpha1.ConditionOverridden)).Should(Equal(
-			"True Overridden: spec.settings.mode is set by policy weaker (priority 0)."))
+			"True Overridden: Policy weaker (priority 0) sets spec.settings.mode."))
 		Eventually(policyCondition(ctx, weaker, v1alpha1.ConditionOverridden)).Should(HavePrefix("False NotOverridden"))
 	})
 
@@ -157,7 +157,7 @@ var _ = Describe("policies for nodes", func() {
 		startController()
 		Eventually(policyReady(ctx, policy)).Should(HavePrefix("False NoNodeProxy: There is no NodeProxy"))
 		switchOn(ctx)
-		Eventually(policyReady(ctx, policy)).Should(HavePrefix("True NothingSelected: spec.nodeSelector selects no Linux node"))
+		Eventually(policyReady(ctx, policy)).Should(HavePrefix("True NothingSelected: No Linux node matches spec.nodeSelector"))
 	})
 
 	It("that are invalid change nothing", func(ctx SpecContext) {

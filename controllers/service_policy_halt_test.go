@@ -192,7 +192,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		})
 		Eventually(servicePolicy(ctx, "other")).Should(haveCondition("Ready", "False Progressing"))
 		Eventually(servicePolicy(ctx, "other")).Should(WithTransform(message("Ready"), Equal(
-			"0 of 1 Services have the overrides of their policies; 1 retain their overrides because the change of policy p has halted.")))
+			"0 of 1 Service has the overrides of its policies; 1 retains its overrides because the change of policy p has halted.")))
 
 		By("leaving out the Service that is rejected")
 		changeServicePolicy(ctx, "p", func(s *v1alpha1.ServiceProxyPolicySpec) {
@@ -237,7 +237,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		}
 		Eventually(shapedIn(ctx, others, "p")).Should(ConsistOf("s-000", "s-001"))
 		Eventually(servicePolicy(ctx, "p")).Should(And(haveCondition("Ready", "False Progressing"), WithTransform(message("Ready"),
-			HavePrefix("3 of 4 Services have the overrides of their policies; 1 retain their overrides because the change of policy p waits in namespace "+tenant))))
+			HavePrefix("3 of 4 Services have the overrides of their policies; 1 retains its overrides because the change of policy p waits in namespace "+tenant))))
 		Expect(shapedIn(ctx, tenant, "p")()).To(ConsistOf("s-000"))
 
 		By("another controller that finds the same")

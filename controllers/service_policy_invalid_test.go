@@ -38,7 +38,7 @@ var _ = Describe("A ServiceProxyPolicy that makes no sense", func() {
 			s.Overrides = v1alpha1.ServiceOverrides{IPVSScheduler: new("sh")}
 		})
 		Eventually(servicePolicy(ctx, "other")).Should(And(haveCondition("Ready", "False Progressing"),
-			WithTransform(message("Ready"), Equal("0 of 1 Services have the overrides of their policies; 1 retain their overrides because policy p is not valid."))))
+			WithTransform(message("Ready"), Equal("0 of 1 Service has the overrides of its policies; 1 retains its overrides because policy p is not valid."))))
 		c.looks(ctx, "servicepolicy", "service")
 		Expect(versions(ctx)).To(Equal(before))
 

@@ -168,7 +168,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, p.Name)).Should(And(
 			haveCondition("Ready", "True Applied"), haveCondition("Accepted", "True Accepted"), haveCondition("Overridden", "False NotOverridden"),
 			haveCondition("Ineffective", "False AllEffective"), haveCondition("Stalled", "none"), haveCounted("1 1 0")))
-		Eventually(policyEvents(ctx, p)).Should(ContainElement("Normal Applied: Generation 1: 1 of 1 Services have the overrides of their policies."))
+		Eventually(policyEvents(ctx, p)).Should(ContainElement("Normal Applied: Generation 1: 1 of 1 Service has the overrides of its policies."))
 		c.looks(ctx, "service")
 		after := versions(ctx)
 		delete(before, "service "+ns+".cart")
@@ -240,7 +240,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 		Eventually(servicePolicy(ctx, "weak")).Should(And(
 			haveCondition("Ready", "True Applied"), haveCounted("3 3 1"),
 			haveCondition("Overridden", "True Overridden"),
-			WithTransform(message("Overridden"), Equal("spec.overrides.nodePorts is set by policy strong (priority 10) for 3 Services such as "+ns+"/a.")),
+			WithTransform(message("Overridden"), Equal("Policy strong (priority 10) sets spec.overrides.nodePorts for 3 Services such as "+ns+"/a.")),
 			haveCondition("Ineffective", "True Ineffective"),
 			WithTransform(message("Ineffective"), HavePrefix("Service "+ns+"/lb: spec.overrides.externalTrafficPolicy Local cannot apply to a Service of type LoadBalancer without healthCheckNodePort")),
 		))

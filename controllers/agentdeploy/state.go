@@ -57,7 +57,7 @@ func Assess(daemonSet *appsv1.DaemonSet, pods []corev1.Pod, now time.Time) State
 		if others := len(problems) - 1; others > 0 {
 			c.Message += fmt.Sprintf(" (and %d more)", others)
 		}
-		c.Message = text.Sentence(c.Message)
+		c.Message = text.Clause(c.Message) + "."
 		if observed && updated < desired {
 			c.Message += " " + updating
 		}
@@ -77,7 +77,7 @@ func Assess(daemonSet *appsv1.DaemonSet, pods []corev1.Pod, now time.Time) State
 
 func progress(done, all int32) string {
 	if all <= exactNodes {
-		return fmt.Sprintf("%d of %d nodes", done, all)
+		return text.CountOf(int(done), int(all), "node")
 	}
 	return fmt.Sprintf("%d%% of %d nodes", int64(done)*100/int64(all), all)
 }
@@ -88,7 +88,7 @@ type problem struct {
 	reason, pod, node, what string
 }
 
-// String is a sentence without its full stop.
+// String is a sentence without its full stop, unless the text of another program has several.
 func (p problem) String() string {
 	node := "without a node"
 	if p.node != "" {

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
+	"github.com/nodeproxy-io/nodeproxy/test/messages"
 )
 
 var now = time.Date(2026, 11, 20, 6, 0, 0, 0, time.UTC)
@@ -81,7 +82,7 @@ func TestAssess(t *testing.T) {
 		"up to date":    {counting(3, 3, 3), []corev1.Pod{pod("a", "n1", 90, ready)}, "True AgentsUpToDate: ", 0},
 		"just made": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 20), pod("b", "n2", 50)},
-			updating + "Agents are ready on 0 of 1 nodes.", 10 * time.Second,
+			updating + "Agents are ready on 0 of 1 node.", 10 * time.Second,
 		},
 		"no image": {
 			counting(3, 1, 2), []corev1.Pod{pod("b", "n2", 5, waiting("ErrImagePull", "not found")), pod("c", "n1", 5, ready), pod("a", "n3", 5, waiting("ErrImagePull", "not found"))},
@@ -90,6 +91,10 @@ func TestAssess(t *testing.T) {
 		"cannot be started": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, waiting("CreateContainerError", "no such file"))},
 			failing + "Pod ns/a on node n1: the container cannot be started: CreateContainerError: no such file.", 0,
+		},
+		"sentences of the kubelet": {
+			counting(3, 1, 2), []corev1.Pod{pod("a", "n1", 5, waiting("CreateContainerError", "No space left. Remove images. Try again."))},
+			failing + "Pod ns/a on node n1: the container cannot be started: CreateContainerError: No space left; Remove images; Try again. The update of the agents has reached 1 of 3 nodes.", 0,
 		},
 		"crash loop": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, container(corev1.ContainerStatus{State: backOff, LastTerminationState: failed, RestartCount: 5}))},
@@ -107,11 +112,11 @@ func TestAssess(t *testing.T) {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, container(corev1.ContainerStatus{State: started, RestartCount: 7, LastTerminationState: corev1.ContainerState{
 				Terminated: &corev1.ContainerStateTerminated{ExitCode: 255, Reason: "Unknown", StartedAt: metav1.NewTime(now.Add(-20 * time.Minute)), FinishedAt: metav1.NewTime(now.Add(-10 * time.Minute))},
 			}}))},
-			updating + "Agents are ready on 0 of 1 nodes.", 55 * time.Second,
+			updating + "Agents are ready on 0 of 1 node.", 55 * time.Second,
 		},
 		"one restart": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, container(corev1.ContainerStatus{State: started, LastTerminationState: killed, RestartCount: 1}))},
-			updating + "Agents are ready on 0 of 1 nodes.", 55 * time.Second,
+			updating + "Agents are ready on 0 of 1 node.", 55 * time.Second,
 		},
 		"evicted": {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 5, func(p *corev1.Pod) {
@@ -148,7 +153,7 @@ func TestAssess(t *testing.T) {
 			counting(1, 1, 0), []corev1.Pod{pod("a", "n1", 900, func(p *corev1.Pod) {
 				p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-10 * time.Second))
 			})},
-			updating + "Agents are ready on 0 of 1 nodes.", 50 * time.Second,
+			updating + "Agents are ready on 0 of 1 node.", 50 * time.Second,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -157,6 +162,7 @@ func TestAssess(t *testing.T) {
 			if text := string(c.Status) + " " + c.Reason + ": " + c.Message; text != tt.want || got.Next != tt.next || c.Type != "AgentsDeployed" {
 				t.Errorf("got  %s, next %s\nwant %s, next %s", text, got.Next, tt.want, tt.next)
 			}
+			messages.Check(t, c.Message)
 		})
 	}
 }

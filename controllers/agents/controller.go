@@ -97,8 +97,8 @@ func (r *Reconciler) notApplied(ctx context.Context, err error) (ctrl.Result, er
 	if errors.As(err, &answer) {
 		r.Findings.Report(reports.AboutDaemonSet, reports.Finding{
 			Reason: v1alpha1.ReasonDaemonSetDenied,
-			Message: text.Sentence(fmt.Sprintf("The API server denies the DaemonSet %s/%s, so agents are not updated: %s",
-				r.Agents.Namespace, agentdeploy.Name, retry.Message(err))),
+			Message: fmt.Sprintf("The API server denies the DaemonSet %s/%s, so agents are not updated: %s.",
+				r.Agents.Namespace, agentdeploy.Name, text.Clause(retry.Message(err))),
 		})
 	}
 	if retry.Denied(err) || apierrors.IsBadRequest(err) {

@@ -26,6 +26,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
@@ -126,13 +127,13 @@ func (r *Reconciler) usable(ctx context.Context, np *v1alpha1.NodeProxy) ([]stri
 	if len(texts) == len(urls) {
 		r.Findings.Report(reports.AboutAPIServers, reports.Finding{
 			Reason:  v1alpha1.ReasonAPIServerUnreachable,
-			Message: "None of spec.apiServer.endpoints answers the controller, so agents retain their addresses. Correct the field, or remove it to use the EndpointSlice default/kubernetes: " + strings.Join(texts, "; "),
+			Message: "None of spec.apiServer.endpoints answers the controller, so agents retain their addresses. Correct the field, or remove it to use the EndpointSlice default/kubernetes: " + text.Clause(strings.Join(texts, "; ")) + ".",
 		})
 		return nil, nil
 	}
 	r.answered, r.answering = list, use
 	if len(texts) > 0 {
-		note := "Some of spec.apiServer.endpoints do not answer the controller. Correct the field if they are wrong; agents use the others: " + strings.Join(texts, "; ")
+		note := "Some of spec.apiServer.endpoints do not answer the controller. Correct the field if they are wrong; agents use the others: " + text.Clause(strings.Join(texts, "; ")) + "."
 		log.FromContext(ctx).Info("Some API servers of spec.apiServer.endpoints do not answer; agents use the others", "why", texts)
 		r.Events.WarnNodeProxy(np, v1alpha1.ReasonAPIServerUnreachable, actionTryAPIServers, note)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/metrics"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
@@ -179,5 +180,5 @@ func (r *Reconciler) report(ctx context.Context, owner admission.Owner, what str
 	log.FromContext(ctx).Info("Cannot maintain the objects of --manage-cluster-objects", "error", what)
 	r.Events.Write(metav1.NamespaceDefault, corev1.ObjectReference{
 		APIVersion: "v1", Kind: metrics.KindNamespace, Name: owner.Name, UID: owner.UID,
-	}, events.Kind{Severity: events.Warning, Reason: eventClusterObjectDenied, Action: actionApply}, what)
+	}, events.Kind{Severity: events.Warning, Reason: eventClusterObjectDenied, Action: actionApply}, text.Capital(text.Clause(what))+".")
 }

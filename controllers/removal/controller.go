@@ -148,8 +148,12 @@ func (r *Reconciler) reportLeft(ctx context.Context, np *v1alpha1.NodeProxy, sta
 	}
 	r.reported = np.UID
 	log.FromContext(ctx).Info("Some nodes have not reported the removal of their rules; run `nodeproxy-agent cleanup` there", "timedOut", state.waiting, "notResponding", state.silent)
-	r.Events.WarnNodeProxy(np, eventNodesNotCleaned, actionRemove,
-		fmt.Sprintf("Not all nodes are clean: %s. Run `nodeproxy-agent cleanup` there (docs/removal.md).", left))
+	r.Events.WarnNodeProxy(np, eventNodesNotCleaned, actionRemove, notCleaned(left))
+}
+
+// notCleaned is the note of the event about nodes on which rules may be left.
+func notCleaned(left string) string {
+	return fmt.Sprintf("Not all nodes are clean: %s. Run `nodeproxy-agent cleanup` there (docs/removal.md).", left)
 }
 
 // removeAgents deletes the DaemonSet of agents that the controller runs, with their pods, which
@@ -239,7 +243,7 @@ func removalOf(rules []v1alpha1.NodeProxyRules) removalState {
 		case programmed != nil && programmed.Reason == v1alpha1.ReasonRemoved:
 			s.removed++
 		case programmed != nil && programmed.Reason == v1alpha1.ReasonFailed && programmed.Message != "":
-			s.waiting = append(s.waiting, fmt.Sprintf("%s (%s)", r.Name, text.Truncate(programmed.Message, 200)))
+			s.waiting = append(s.waiting, fmt.Sprintf("%s (%s)", r.Name, text.Truncate(text.FirstSentence(programmed.Message), 200)))
 		default:
 			s.waiting = append(s.waiting, r.Name)
 		}
@@ -265,7 +269,8 @@ func (s removalState) left() string {
 // Condition is the condition Ready of a NodeProxy that is being removed.
 func Condition(np *v1alpha1.NodeProxy, rules []v1alpha1.NodeProxyRules) metav1.Condition {
 	s := removalOf(rules)
-	message := fmt.Sprintf("%d of %d nodes have removed their rules.", s.removed, s.removed+len(s.waiting))
+	all := s.removed + len(s.waiting)
+	message := text.CountOf(s.removed, all, "node") + text.For(all, " has removed its rules.", " have removed their rules.")
 	if len(s.waiting) > 0 {
 		message += fmt.Sprintf(" Waiting until %s at the latest for %s.",
 			np.DeletionTimestamp.Add(removalLimit).UTC().Format(time.RFC3339), text.Some(s.waiting, maxNodesNamed))

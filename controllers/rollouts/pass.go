@@ -14,6 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollout"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // pass is one pass over all nodes, and its result.
@@ -204,3 +205,7 @@ func nodeReport(rules *v1alpha1.NodeProxyRules) string {
 	}
 	return c.Reason + ": " + strings.TrimSuffix(c.Message, ".")
 }
+
+// nodeProblem is the first sentence of a node's report, to quote within another: what to do is in the
+// node's own status.
+func nodeProblem(rules *v1alpha1.NodeProxyRules) string { return text.FirstSentence(nodeReport(rules)) }

@@ -76,7 +76,7 @@ func (p *pass) ready(policy string, t tally) metav1.Condition {
 		found = reports.Finding{Reason: v1alpha1.ReasonNodesNotProgrammed, Message: p.failingText(policy, t)}
 	case s.Nodes == 0:
 		return reports.True(v1alpha1.ConditionReady, v1alpha1.ReasonNothingSelected,
-			"spec.nodeSelector selects no Linux node. Compare it with the labels in `kubectl get nodes --show-labels`.")
+			"No Linux node matches spec.nodeSelector. Compare it with the labels in `kubectl get nodes --show-labels`.")
 	case s.Nodes == 1:
 		return reports.True(v1alpha1.ConditionReady, v1alpha1.ReasonApplied, "The selected node has applied its settings.")
 	default:
@@ -120,13 +120,13 @@ func (p *pass) overriddenBy(policy *v1alpha1.NodeProxyPolicy) metav1.Condition {
 	var parts []string
 	for _, path := range slices.Sorted(maps.Keys(fields)) {
 		for _, name := range fields[path] {
-			parts = append(parts, fmt.Sprintf("spec.settings.%s is set by policy %s (%s)", path, name, text.WinsBy(priority(p.set.Find(name)), priority(policy))))
+			parts = append(parts, fmt.Sprintf("policy %s (%s) sets spec.settings.%s", name, text.WinsBy(priority(p.set.Find(name)), priority(policy)), path))
 		}
 	}
 	if more := len(parts) - maxFieldsInText; more > 0 {
 		parts = append(parts[:maxFieldsInText], fmt.Sprintf("and %d more", more))
 	}
-	return reports.True(v1alpha1.ConditionOverridden, v1alpha1.ReasonOverridden, strings.Join(parts, "; ")+".")
+	return reports.True(v1alpha1.ConditionOverridden, v1alpha1.ReasonOverridden, text.Capital(strings.Join(parts, "; "))+".")
 }
 
 // invalid reports what is wrong with a policy, or with what it results in. It names the other
@@ -174,7 +174,7 @@ func (p *pass) haltedText(budget string, t tally) string {
 		waits = fmt.Sprintf("%d other nodes are waiting", n)
 	}
 	return fmt.Sprintf("%s %s did not apply %s settings within %d s of %s (%s). %s; %s.", nodes, text.Some(missed, maxNodesInText), their,
-		int(p.set.Budgets[budget].Deadline.Seconds()), first.Given.UTC().Format(time.RFC3339), nodeReport(first.rules), fix, waits)
+		int(p.set.Budgets[budget].Deadline.Seconds()), first.Given.UTC().Format(time.RFC3339), nodeProblem(first.rules), fix, waits)
 }
 
 // progressText describes the progress of a rollout, and what it waits for.
@@ -184,7 +184,7 @@ func (p *pass) progressText(budget string, t tally) string {
 	if len(t[waiting]) > 0 {
 		parts = append(parts, fmt.Sprintf("at most %d may be unavailable", s.Max))
 		if blocking := t.names(failing); s.InFlight() == 0 && len(blocking) > 0 && s.Unavailable >= s.Max {
-			parts = append(parts, fmt.Sprintf("%s must be programmed first (%s)", text.Some(blocking, maxNodesInText), nodeReport(t[failing][0].rules)))
+			parts = append(parts, fmt.Sprintf("%s must be programmed first (%s)", text.Some(blocking, maxNodesInText), nodeProblem(t[failing][0].rules)))
 		}
 	}
 	for _, name := range t.others(budget) {
@@ -221,12 +221,12 @@ func countsText(t tally) string {
 	for _, nodes := range t {
 		total += len(nodes)
 	}
-	parts := []string{fmt.Sprintf("%d of %s done", len(t[done]), text.Count(total, "node"))}
+	parts := []string{text.CountOf(len(t[done]), total, "node") + " done"}
 	for _, c := range []struct {
 		which progress
 		text  string
 	}{
-		{missedDeadline, "missed the deadline"}, {updating, "being updated"}, {failing, "not programmed"}, {retaining, "retaining their settings"},
+		{missedDeadline, "missed the deadline"}, {updating, "being updated"}, {failing, "not programmed"}, {retaining, "with retained settings"},
 	} {
 		if names := t.names(c.which); len(names) > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s (%s)", len(names), c.text, text.Some(names, maxNodesInText)))
@@ -245,7 +245,7 @@ func (p *pass) failingText(policy string, t tally) string {
 		which = retaining
 	}
 	_, message := p.example(t[which][0], which, policy)
-	return text.Sentence(fmt.Sprintf("%s. Node %s: %s", countsText(t), t[which][0].Name, message))
+	return text.Sentence(fmt.Sprintf("%s; node %s: %s", countsText(t), t[which][0].Name, message))
 }
 
 // example describes a node that is named as an example.

@@ -12,6 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+	"github.com/nodeproxy-io/nodeproxy/test/messages"
 )
 
 const edgeSpec = `{nodeSelector: {matchLabels: {pool: edge}}, settings: {mode: IPVS}, rollout: {maxUnavailable: 2, progressDeadlineSeconds: 300}}`
@@ -125,7 +126,7 @@ func TestPolicyStatus(t *testing.T) {
 				rules.Status.SettingsRevision = rules.Spec.SettingsRevision
 				reported(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, "exit status 4")
 			},
-			ready:    "False NodesNotProgrammed: 0 of 1 node done, 1 not programmed (edge-01). Node edge-01: Failed: exit status 4.",
+			ready:    "False NodesNotProgrammed: 0 of 1 node done, 1 not programmed (edge-01); node edge-01: Failed: exit status 4.",
 			examples: "1: edge-01 Failed Failed: exit status 4",
 		},
 		{
@@ -140,8 +141,8 @@ func TestPolicyStatus(t *testing.T) {
 				f.giveTo(t, "edge-01", time.Hour)
 				f.giveTo(t, "edge-02", time.Hour)
 			},
-			ready: "False NodesNotProgrammed: 0 of 2 nodes done, 2 not programmed (edge-01, edge-02). " +
-				"Node edge-01: no agent has ever reported; check that nodeproxy-agent runs there.",
+			ready: "False NodesNotProgrammed: 0 of 2 nodes done, 2 not programmed (edge-01, edge-02); " +
+				"node edge-01: no agent has ever reported; check that nodeproxy-agent runs there.",
 			examples: "2: edge-01 AgentNotResponding no agent has ever reported; check that nodeproxy-agent runs there",
 		},
 		{
@@ -171,7 +172,7 @@ func TestPolicyStatus(t *testing.T) {
 		},
 		{
 			name: "selects nothing", counts: "0 0 0", change: func(f *aFleet) { f.nodes, f.rules = nil, nil },
-			ready:    "True NothingSelected: spec.nodeSelector selects no Linux node. Compare it with the labels in `kubectl get nodes --show-labels`.",
+			ready:    "True NothingSelected: No Linux node matches spec.nodeSelector. Compare it with the labels in `kubectl get nodes --show-labels`.",
 			examples: "0",
 		},
 		{
@@ -208,6 +209,46 @@ func TestPolicyStatus(t *testing.T) {
 				if c.ObservedGeneration != 1 || c.LastTransitionTime.IsZero() {
 					t.Errorf("%+v", c)
 				}
+				messages.Check(t, c.Message)
+			}
+		})
+	}
+}
+
+// TestMessagesAreShort: whatever a node reports.
+func TestMessagesAreShort(t *testing.T) {
+	const report = "Not everything could be written: iptables-restore: exit status 4. The rest is up to date or unchanged, and the agent retries."
+	edge1 := v1alpha1.Cause{Name: "edge", Generation: 1}
+	for name, tt := range map[string]struct {
+		ago     time.Duration
+		applied bool
+		nodes   int
+		edit    func(*v1alpha1.RolloutSettings)
+	}{
+		"halted":                    {ago: time.Hour, nodes: 5},
+		"halted at the last one":    {ago: time.Hour, nodes: 1},
+		"others must be programmed": {ago: time.Hour, applied: true, nodes: 5},
+		"all have it":               {ago: time.Hour, applied: true, nodes: 2},
+		"the only one has it":       {ago: time.Hour, applied: true, nodes: 1},
+		"goes on":                   {ago: time.Minute, nodes: 5},
+		"paused":                    {ago: time.Minute, nodes: 5, edit: func(s *v1alpha1.RolloutSettings) { s.Paused = new(true) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(`{}`, t)
+			f.pool(t, "edge", tt.nodes)
+			f.policy(t, "edge", edgeSpec)
+			if tt.edit != nil {
+				tt.edit(f.policies[0].Spec.Rollout)
+			}
+			for i := range min(tt.nodes, 2) {
+				rules := f.giveTo(t, f.rules[i].Name, tt.ago, edge1)
+				if tt.applied {
+					rules.Status.SettingsRevision = rules.Spec.SettingsRevision
+				}
+				reported(rules, metav1.ConditionFalse, v1alpha1.ReasonFailed, report)
+			}
+			for _, c := range f.statusOf("edge").Conditions {
+				messages.Check(t, c.Message)
 			}
 		})
 	}
@@ -239,8 +280,8 @@ func TestOverridden(t *testing.T) {
 	f.node(t, "a-1", "a")
 	f.node(t, "b-1", "b")
 	for name, want := range map[string]string{
-		"edge": "True Overridden: spec.settings.ipvs.scheduler is set by policy b (priority 0, as this one: the lower name wins); " +
-			"spec.settings.mode is set by policy a (priority 7); spec.settings.mode is set by policy b (priority 0, as this one: the lower name wins).",
+		"edge": "True Overridden: Policy b (priority 0, as this one: the lower name wins) sets spec.settings.ipvs.scheduler; " +
+			"policy a (priority 7) sets spec.settings.mode; policy b (priority 0, as this one: the lower name wins) sets spec.settings.mode.",
 		"a": "False NotOverridden", "b": "False NotOverridden",
 	} {
 		if got := line(f.statusOf(name).Conditions, v1alpha1.ConditionOverridden); got != want {
@@ -252,7 +293,7 @@ func TestOverridden(t *testing.T) {
 		`ipvs: {tcpTimeoutSeconds: %[3]d, tcpFinTimeoutSeconds: %[3]d, udpTimeoutSeconds: %[3]d}, masquerade: {bit: %[3]d}, sync: {minIntervalMilliseconds: %[3]d}}}`
 	f.policy(t, "loser", fmt.Sprintf(all, 0, "None", 1))
 	f.policy(t, "winner", fmt.Sprintf(all, 1, "IPTables", 2))
-	if got := line(f.statusOf("loser").Conditions, v1alpha1.ConditionOverridden); strings.Count(got, "by policy winner") != maxFieldsInText || !strings.HasSuffix(got, "; and 2 more.") {
+	if got := line(f.statusOf("loser").Conditions, v1alpha1.ConditionOverridden); strings.Count(got, "olicy winner (") != maxFieldsInText || !strings.HasSuffix(got, "; and 2 more.") {
 		t.Error(got)
 	}
 }

@@ -44,15 +44,16 @@ func (l *survey) ready(name string, t *tally) metav1.Condition {
 			`No Service is proxied because there is no NodeProxy "cluster", or it is being removed. Create it.`)
 	case t.services == 0 && !halted:
 		return reports.True(kind, v1alpha1.ReasonNothingSelected,
-			"spec.namespaceSelector and spec.serviceSelector select no proxied Service. Compare them with the labels of Namespaces and Services.")
+			"No proxied Service matches spec.namespaceSelector and spec.serviceSelector. Compare them with the labels of Namespaces and Services.")
 	}
 	example := ""
 	if len(t.rejected) > 0 {
 		first := slices.MinFunc(slices.Collect(maps.Keys(t.rejected)), objects.CompareNames)
+		why := text.Clause(t.rejected[first].String())
 		if halted {
-			example = fmt.Sprintf("Service %s, as shaped by this policy: %s", first, t.rejected[first])
+			example = fmt.Sprintf("Service %s, as shaped by this policy: %s", first, why)
 		} else { // the policy need not be the cause
-			example = fmt.Sprintf("Service %s itself has changed, and %s", first, t.rejected[first])
+			example = fmt.Sprintf("Service %s itself has changed, and %s", first, why)
 		}
 		if more := len(t.rejected) - 1; more > 0 {
 			example += fmt.Sprintf(" (and %s)", text.Count(more, "more Service"))
@@ -64,7 +65,8 @@ func (l *survey) ready(name string, t *tally) metav1.Condition {
 	switch left := t.services - t.applied; {
 	case halted && left > 0:
 		return reports.False(kind, v1alpha1.ReasonRolloutHalted,
-			fmt.Sprintf("%s. Correct the policy or fix the node; until then, %d of %d Services retain their overrides.", example, left, t.services))
+			fmt.Sprintf("%s. Correct the policy or fix the node; until then, %s %s.", example,
+				text.CountOf(left, t.services, "Service"), text.For(t.services, "retains its overrides", "retain their overrides")))
 	case halted:
 		return reports.False(kind, v1alpha1.ReasonRolloutHalted, example+". Correct the policy or fix the node.")
 	case left > 0:
@@ -78,11 +80,18 @@ func notUsed(why string) string {
 }
 
 func (t *tally) progress() string {
-	texts := []string{fmt.Sprintf("%d of %d Services have the overrides of their policies", t.applied, t.services)}
+	texts := []string{appliedText(t.applied, t.services)}
 	for _, why := range slices.Sorted(maps.Keys(t.retaining)) {
-		texts = append(texts, fmt.Sprintf("%d retain their overrides because %s", t.retaining[why], why))
+		texts = append(texts, fmt.Sprintf("%d %s because %s", t.retaining[why],
+			text.For(t.retaining[why], "retains its overrides", "retain their overrides"), why))
 	}
 	return strings.Join(texts, "; ") + "."
+}
+
+// appliedText reports how many Services of a policy have their overrides.
+func appliedText(applied, services int) string {
+	return text.CountOf(applied, services, "Service") + " " +
+		text.For(services, "has the overrides of its policies", "have the overrides of their policies")
 }
 
 func (l *survey) accepted(name string) metav1.Condition {
@@ -98,7 +107,7 @@ func (l *survey) overriddenCondition(name string, t *tally) metav1.Condition {
 		return reports.False(v1alpha1.ConditionOverridden, v1alpha1.ReasonNotOverridden, "")
 	}
 	return reports.True(v1alpha1.ConditionOverridden, v1alpha1.ReasonOverridden, inFields(t.overridden, func(field string, f *fieldTally) string {
-		return fmt.Sprintf("spec.overrides.%s is set by policy %s (%s) for %s", field, f.what, text.WinsBy(l.set.Priorities[f.what], l.set.Priorities[name]), f)
+		return fmt.Sprintf("policy %s (%s) sets spec.overrides.%s for %s", f.what, text.WinsBy(l.set.Priorities[f.what], l.set.Priorities[name]), field, f)
 	}))
 }
 
@@ -118,7 +127,7 @@ func inFields(fields map[string]*fieldTally, statement func(string, *fieldTally)
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		texts = append(texts, statement(name, fields[name]))
 	}
-	return strings.Join(texts, "; ") + "."
+	return text.Capital(strings.Join(texts, "; ")) + "."
 }
 
 func (f *fieldTally) String() string {
@@ -140,7 +149,7 @@ func transition(before, after *v1alpha1.ServiceProxyPolicyStatus) (severity, rea
 	generation := fmt.Sprintf("Generation %d: ", after.ObservedGeneration)
 	switch is.Reason {
 	case v1alpha1.ReasonApplied:
-		return events.Normal, is.Reason, fmt.Sprintf("%s%d of %d Services have the overrides of their policies.", generation, after.Services, after.Services)
+		return events.Normal, is.Reason, generation + appliedText(int(after.Services), int(after.Services)) + "."
 	case v1alpha1.ReasonRolloutHalted, v1alpha1.ReasonInvalidPolicy, v1alpha1.ReasonNoNodeProxy:
 		return events.Warning, is.Reason, generation + is.Message
 	case v1alpha1.ReasonProgressing: // without the current counts

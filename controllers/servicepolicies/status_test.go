@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/overrides"
+	"github.com/nodeproxy-io/nodeproxy/test/messages"
 )
 
 func TestServicePolicyTransitions(t *testing.T) {
@@ -71,11 +73,39 @@ func TestOverriddenServicePolicyReportsWhy(t *testing.T) {
 		}}
 	}
 	for name, want := range map[string]string{
-		"b":    "spec.overrides.nodePorts is set by policy a (priority 3, as this one: the lower name wins) for Service shop/cart.",
-		"weak": "spec.overrides.nodePorts is set by policy a (priority 3) for Service shop/cart.",
+		"b":    "Policy a (priority 3, as this one: the lower name wins) sets spec.overrides.nodePorts for Service shop/cart.",
+		"weak": "Policy a (priority 3) sets spec.overrides.nodePorts for Service shop/cart.",
 	} {
 		if got := survey.overriddenCondition(name, by("a")).Message; got != want {
 			t.Errorf("%s, want\n%s", got, want)
+		}
+	}
+}
+
+// TestMessagesAreShort: for any number of Services, and whatever the kernel reports.
+func TestMessagesAreShort(t *testing.T) {
+	cart := types.NamespacedName{Namespace: "shop", Name: "cart"}
+	field := map[string]*fieldTally{"nodePorts": {services: 1, first: cart, what: "a"}, "sessionAffinity": {services: 2, first: cart, what: "b"}}
+	for _, services := range []int{1, 4} {
+		for applied := range services + 1 {
+			for _, rejected := range []string{"", "changed", "shaped"} {
+				survey := newSurvey(&overrides.PolicySet{Generations: map[string]int64{"p": 2}}, true)
+				policy := survey.policies["p"]
+				policy.services, policy.applied, policy.overridden, policy.ineffectiveFields = services, applied, field, field
+				if left := services - applied; left > 0 {
+					policy.retaining = map[string]int{"policy a is not valid": 1, "the change of policy p has halted": left}
+				}
+				if rejected != "" {
+					survey.noteRejected(cart, overrides.Rejection{Node: "n1", Why: "no such device. Perhaps it must be loaded. It may help.", Nodes: 1},
+						&v1alpha1.OverridesGrant{By: []v1alpha1.Cause{{Name: "p", Generation: 2}}, Changed: rejected == "changed"})
+				}
+				status := survey.status(&v1alpha1.ServiceProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 2}}, time.Now())
+				for _, c := range status.Conditions {
+					messages.Check(t, c.Message)
+				}
+				_, _, note := transition(&v1alpha1.ServiceProxyPolicyStatus{}, status)
+				messages.Check(t, note)
+			}
 		}
 	}
 }
@@ -112,6 +142,7 @@ func TestRejectedByTheirOwnChange(t *testing.T) {
 			if got := fmt.Sprintf("%s %s: %s", c.Status, c.Reason, c.Message); !strings.HasPrefix(got, tt.want) {
 				t.Errorf("%s, want %s", got, tt.want)
 			}
+			messages.Check(t, c.Message)
 			if got := survey.counts()["p"]["rejected"]; got != tt.rejected {
 				t.Errorf("%d are counted as rejected, want %d", got, tt.rejected)
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+	"github.com/nodeproxy-io/nodeproxy/test/messages"
 )
 
 func TestHowLongAnAgentIsSilent(t *testing.T) {
@@ -73,10 +74,14 @@ func TestSummary(t *testing.T) {
 		invalid error
 		want    string
 	}{
-		"several":  {rules: all, want: "False NodesNotProgrammed Node b: Pending (and 2 more)."},
-		"stale":    {rules: []v1alpha1.NodeProxyRules{all[0], all[4], absentee}, want: "False NodesNotProgrammed Node c: no heartbeat for 1m30s (and 1 more). Check that nodeproxy-agent runs there."},
-		"never":    {rules: []v1alpha1.NodeProxyRules{never}, want: "False NodesNotProgrammed Node f: no agent has ever reported. Check that nodeproxy-agent runs there."},
-		"silent":   {rules: all[4:5], want: "False NodesNotProgrammed Node e: no report from its agent yet. Check that nodeproxy-agent runs there."},
+		"several": {rules: all, want: "False NodesNotProgrammed Node b: Pending (and 2 more)."},
+		"stale":   {rules: []v1alpha1.NodeProxyRules{all[0], all[4], absentee}, want: "False NodesNotProgrammed Node c: no heartbeat for 1m30s (and 1 more). Check that nodeproxy-agent runs there."},
+		"never":   {rules: []v1alpha1.NodeProxyRules{never}, want: "False NodesNotProgrammed Node f: no agent has ever reported. Check that nodeproxy-agent runs there."},
+		"silent":  {rules: all[4:5], want: "False NodesNotProgrammed Node e: no report from its agent yet. Check that nodeproxy-agent runs there."},
+		"a longer message": {
+			rules: []v1alpha1.NodeProxyRules{rules("a", programmed("False", v1alpha1.ReasonFailed, "Not everything could be written: no. The agent retries.")), rules("b")},
+			want:  "False NodesNotProgrammed Node a: Failed: Not everything could be written: no. The agent retries (and 1 more).",
+		},
 		"all well": {rules: []v1alpha1.NodeProxyRules{all[2], all[3], absentee}, want: "True AllProgrammed "},
 		"no nodes": {want: "False NoNodes There is no Linux Node."},
 		"invalid":  {rules: all, invalid: errors.New("spec.settings.mode: wrong"), want: "False InvalidSettings Nodes retain their settings because those of NodeProxy are invalid. Correct spec.settings.mode: wrong."},
@@ -85,6 +90,7 @@ func TestSummary(t *testing.T) {
 		if text := fmt.Sprintf("%s %s %s", got.Status, got.Reason, got.Message); text != c.want {
 			t.Errorf("%s: %q, want %q", name, text, c.want)
 		}
+		messages.Check(t, got.Message)
 	}
 }
 

@@ -2,6 +2,7 @@ package text
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -33,6 +34,30 @@ func Truncate(s string, bytes int) string {
 // Sentence ends a text, which may quote another program, with one full stop.
 func Sentence(s string) string { return strings.TrimSuffix(s, ".") + "." }
 
+// sentenceEnd is the end of a sentence that another follows.
+var sentenceEnd = regexp.MustCompile(`\.\s+([A-Z])`)
+
+// Clause joins the sentences of a text by another program, so that it can be part of a sentence.
+func Clause(s string) string {
+	return sentenceEnd.ReplaceAllString(strings.TrimSuffix(s, "."), "; $1")
+}
+
+// FirstSentence returns that of a message, without its full stop: what is wrong, without what to do.
+func FirstSentence(s string) string {
+	if end := sentenceEnd.FindStringIndex(s); end != nil {
+		return s[:end[0]]
+	}
+	return strings.TrimSuffix(s, ".")
+}
+
+// Capital begins an ASCII text with a capital letter.
+func Capital(s string) string {
+	if s == "" {
+		return ""
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}
+
 // Some lists the first few of many, and counts the others.
 func Some[T any](all []T, most int) string {
 	var texts []string
@@ -52,6 +77,19 @@ func Count(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// CountOf counts some of all, as in "0 of 1 Service" or "2 of 3 Services".
+func CountOf(n, all int, what string) string {
+	return fmt.Sprintf("%d of %s", n, Count(all, what))
+}
+
+// For returns the words about one thing, or about several.
+func For(n int, one, several string) string {
+	if n == 1 {
+		return one
+	}
+	return several
 }
 
 // WinsBy returns the reason why a policy of one priority wins over one of another.

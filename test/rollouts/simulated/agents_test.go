@@ -242,7 +242,7 @@ func (a *agent) report(rules *v1alpha1.NodeProxyRules, r reaction) v1alpha1.Node
 	notApplied := func() { status.SettingsRevision, status.Mode = former.SettingsRevision, former.Mode }
 	audit := rules.Spec.Settings.Enforcement != nil && *rules.Spec.Settings.Enforcement == v1alpha1.Audit
 	if audit {
-		programmed.Reason, programmed.Message = v1alpha1.ReasonAuditInSync, "The kernel has the desired state. Enforcement is Audit: this agent writes nothing; another proxy runs on this node (x)."
+		programmed.Reason, programmed.Message = v1alpha1.ReasonAuditInSync, "The kernel has the desired state; enforcement is Audit: this agent writes nothing; another proxy runs on this node (x)."
 	}
 	switch {
 	case what == fails:
@@ -251,7 +251,7 @@ func (a *agent) report(rules *v1alpha1.NodeProxyRules, r reaction) v1alpha1.Node
 	case what == rejects:
 		notApplied()
 		accepted.Status, accepted.Reason = metav1.ConditionFalse, v1alpha1.ReasonUnsupported
-		accepted.Message = "spec.settings.mode: the kernel has no IPVS. The agent retries until it works."
+		accepted.Message = v1alpha1.MessageNotAccepted + "spec.settings.mode: the kernel has no IPVS. The agent retries until it works."
 		bad(v1alpha1.ReasonFailed, accepted.Message)
 	case what == conflicts:
 		notApplied()

@@ -1,0 +1,33 @@
+package text
+
+import "testing"
+
+func TestSentencesOfOthers(t *testing.T) {
+	for _, tt := range []struct{ text, clause, first string }{
+		{"", "", ""},
+		{"no such file", "no such file", "no such file"},
+		{"It failed. Try again.", "It failed; Try again", "It failed"},
+		{"dial 10.0.0.1:443: refused. v1.2 is too old", "dial 10.0.0.1:443: refused. v1.2 is too old", "dial 10.0.0.1:443: refused. v1.2 is too old"},
+		{"One. Two.\nThree.", "One; Two; Three", "One"},
+	} {
+		if got := Clause(tt.text); got != tt.clause {
+			t.Errorf("the clause of %q is %q, want %q", tt.text, got, tt.clause)
+		}
+		if got := FirstSentence(tt.text); got != tt.first {
+			t.Errorf("the first sentence of %q is %q, want %q", tt.text, got, tt.first)
+		}
+	}
+}
+
+func TestCountOf(t *testing.T) {
+	for _, tt := range []struct {
+		n, all int
+		want   string
+	}{
+		{0, 1, "0 of 1 Service has"}, {1, 1, "1 of 1 Service has"}, {1, 4, "1 of 4 Services have"}, {0, 0, "0 of 0 Services have"},
+	} {
+		if got := CountOf(tt.n, tt.all, "Service") + " " + For(tt.all, "has", "have"); got != tt.want {
+			t.Errorf("%q, want %q", got, tt.want)
+		}
+	}
+}
