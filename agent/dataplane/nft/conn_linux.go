@@ -332,10 +332,11 @@ func (c *Conn) ask(family byte, kind, flags int, request []byte, reply func([]by
 				default:
 					return e.Err
 				}
-			case m.kind == unix.NLMSG_DONE && interrupted:
-				return ErrInterrupted
 			case m.kind == unix.NLMSG_DONE:
-				return failureOf(m)
+				if err := failureOf(m); err != nil || !interrupted { // one that fails has not come to its end
+					return err
+				}
+				return ErrInterrupted
 			}
 		}
 	}

@@ -24,8 +24,8 @@ const (
 	partElements = 2_000
 	// rejectedBatches and retriedBatches bound the batches with which rejected Services are found.
 	rejectedBatches, retriedBatches = 64, 16
-	// listTries is how often a table is read that changes meanwhile, and fullTries how often a full
-	// pass begins.
+	// listTries is how often a part of a table is listed that changes meanwhile, and fullTries how often a
+	// full pass begins.
 	listTries, fullTries = 5, 3
 	// samples is how many elements of a set are looked up that a listing lacks.
 	samples = 64

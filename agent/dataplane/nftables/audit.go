@@ -10,6 +10,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft/unix"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/kubeproxy"
 )
 
@@ -50,7 +51,7 @@ func (d *Dataplane) former(ctx context.Context) (*kubeproxy.Table, error) {
 		}
 		table, err := kubeproxy.Read(ctx, d.kernel, tableOf(d.family, kubeproxy.TableName), d.family)
 		if err != nil {
-			if last = err; errors.Is(err, nft.ErrInterrupted) {
+			if last = err; errors.Is(err, nft.ErrInterrupted) || errors.Is(err, unix.ENOENT) { // a set has gone since it was found
 				continue
 			}
 			return nil, err

@@ -19,8 +19,8 @@ import (
 func (d *Dataplane) compare(c *config, plans map[dataplane.ServiceName]*servicePlan) (*listing, *comparison, error) {
 	for try := 0; ; try++ {
 		l, err := d.list(c)
-		if errors.Is(err, nft.ErrInterrupted) && try < listTries {
-			continue
+		if errors.Is(err, unix.ENOENT) && try < listTries {
+			continue // a set has gone since it was found
 		}
 		if err != nil {
 			return nil, nil, err

@@ -34,6 +34,7 @@ type listing struct {
 	period     int // of the journal
 	exists     bool
 	ownership  nft.Ownership
+	owned      bool // by the socket that has read it
 	sets       map[string]nft.ListedSet
 	chains     map[string]*nft.Hook
 	rules      map[string][][]nft.Expr // by chain
@@ -82,14 +83,21 @@ func (c *config) list(k kernel) (*listing, error) {
 		if name == setAffinity {
 			continue
 		}
-		elements := map[string]*nft.Element{}
-		l.elements[name] = elements
-		err := k.Elements(c.table(), name, func(e *nft.Element) { elements[string(e.Key)] = l.memory.element(e) })
-		if err != nil {
-			return nil, wrap("list set "+name+" of table", err)
+		if err := c.listSet(k, l, name); err != nil {
+			return nil, err
 		}
 	}
 	return l, nil
+}
+
+// listSet reads the elements of a set.
+func (c *config) listSet(k kernel, l *listing, name string) (err error) {
+	l.elements[name], err = dump("list set "+name+" of table", l.owned, sameElements, func() (map[string]*nft.Element, error) {
+		elements := map[string]*nft.Element{}
+		err := k.Elements(c.table(), name, func(e *nft.Element) { elements[string(e.Key)] = l.memory.element(e) })
+		return elements, err
+	})
+	return err
 }
 
 // listLayout reads the chains and sets of the table.
@@ -106,23 +114,31 @@ func (c *config) listLayout(k kernel) (*listing, error) {
 	if l.exists, l.ownership, err = k.HasTable(t); err != nil || !l.exists {
 		return l, wrap("read table", err)
 	}
-	chains, err := k.Chains(t)
+	l.owned = l.ownership.Port != 0 && l.ownership.Port == k.Port()
+	// The kernel lists the chains of all tables, so that their owners matter, too.
+	chains, err := dump("list the chains of table", false, deepEqual[[]nft.Chain], func() ([]nft.Chain, error) {
+		return k.Chains(t)
+	})
 	if err != nil {
-		return nil, wrap("list the chains of table", err)
+		return nil, err
 	}
 	for _, chain := range chains {
 		l.chains[chain.Name] = chain.Hook
 	}
-	rules, err := k.Rules(t)
+	rules, err := dump("list the rules of table", l.owned, deepEqual[[]nft.Rule], func() ([]nft.Rule, error) {
+		return k.Rules(t)
+	})
 	if err != nil {
-		return nil, wrap("list the rules of table", err)
+		return nil, err
 	}
 	for _, r := range rules {
 		l.rules[r.Chain] = append(l.rules[r.Chain], r.Exprs)
 	}
-	sets, err := k.Sets(t)
+	sets, err := dump("list the sets of table", l.owned, deepEqual[[]nft.ListedSet], func() ([]nft.ListedSet, error) {
+		return k.Sets(t)
+	})
 	if err != nil {
-		return nil, wrap("list the sets of table", err)
+		return nil, err
 	}
 	for _, s := range sets {
 		if s.Flags&unix.NFT_SET_ANONYMOUS == 0 { // else it is a part of the rule that names it

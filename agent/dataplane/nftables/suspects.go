@@ -79,12 +79,7 @@ func (s *suspicion) size() (n int) {
 // suspectLayout compares chains and sets. Missing ones of a table are left to a full pass, which first
 // makes them, then the elements that lead there.
 func (d *Dataplane) suspectLayout(c *config, s *suspicion) (err error) {
-	for range listTries {
-		if s.layout, err = c.listLayout(d.kernel); !errors.Is(err, nft.ErrInterrupted) {
-			break
-		}
-	}
-	if err != nil {
+	if s.layout, err = c.listLayout(d.kernel); err != nil {
 		return err
 	}
 	c.compareLayout(&s.comparison, s.layout)
