@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"iter"
+	"slices"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft/unix"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nlattr"
@@ -27,7 +28,9 @@ type Commit struct {
 type Changes struct {
 	// Elements were added, removed or replaced; at most MaxElements.
 	Elements []ElementID
-	// Rules: tables, chains or rules have changed. Sets: sets have, or more elements than Elements has.
+	// Whole are sets of which too many elements have changed for Elements, which has none of theirs.
+	Whole []string
+	// Rules: tables, chains or rules have changed. Sets: sets have; Elements and Whole may lack something then.
 	Rules, Sets bool
 }
 
@@ -38,22 +41,49 @@ type ElementID struct{ Set, Key string }
 const MaxElements = 512
 
 // None reports whether nothing has changed.
-func (c *Changes) None() bool { return len(c.Elements) == 0 && !c.Rules && !c.Sets }
+func (c *Changes) None() bool { return len(c.Elements)+len(c.Whole) == 0 && !c.Rules && !c.Sets }
 
 // Add adds other changes.
 func (c *Changes) Add(other *Changes) {
 	c.Rules, c.Sets = c.Rules || other.Rules, c.Sets || other.Sets
+	for _, set := range other.Whole {
+		c.addWhole(set)
+	}
 	for _, e := range other.Elements {
 		c.add(e)
 	}
 }
 
 func (c *Changes) add(e ElementID) {
-	if len(c.Elements) >= MaxElements {
-		c.Elements, c.Sets = nil, true
+	if c.Sets || slices.Contains(c.Whole, e.Set) {
+		return
 	}
-	if !c.Sets {
+	if len(c.Elements) < MaxElements {
 		c.Elements = append(c.Elements, e)
+		return
+	}
+	c.addWhole(c.largest())
+	c.add(e)
+}
+
+// largest is the set that has the most of the elements.
+func (c *Changes) largest() (set string) {
+	counts := map[string]int{}
+	for _, e := range c.Elements {
+		if counts[e.Set]++; counts[e.Set] > counts[set] {
+			set = e.Set
+		}
+	}
+	return set
+}
+
+func (c *Changes) addWhole(set string) {
+	if slices.Contains(c.Whole, set) {
+		return
+	}
+	c.Whole = append(c.Whole, set)
+	if c.Elements = slices.DeleteFunc(c.Elements, func(e ElementID) bool { return e.Set == set }); len(c.Elements) == 0 {
+		c.Elements = nil
 	}
 }
 
@@ -70,7 +100,9 @@ func (c *Changes) note(m message) {
 				set = nlattr.Text(value)
 			}
 		}
-		parseElements(m.body, func(e *Element) { c.add(ElementID{set, string(e.Key)}) })
+		if !slices.Contains(c.Whole, set) {
+			parseElements(m.body, func(e *Element) { c.add(ElementID{set, string(e.Key)}) })
+		}
 	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
 		c.Sets = true
 	default:

@@ -82,7 +82,7 @@ func TestDetailedEvents(t *testing.T) {
 		"nothing":              {nil, Changes{}},
 		"elements":             {slices.Concat(elements(unix.NFT_MSG_DELSETELEM, 1), elements(unix.NFT_MSG_NEWSETELEM, 2)), Changes{Elements: append(ids(1), ids(2)...)}},
 		"as many as fit":       {elements(unix.NFT_MSG_NEWSETELEM, MaxElements), Changes{Elements: ids(MaxElements)}},
-		"more":                 {elements(unix.NFT_MSG_NEWSETELEM, MaxElements+1), Changes{Sets: true}},
+		"more":                 {elements(unix.NFT_MSG_NEWSETELEM, MaxElements+1), Changes{Whole: []string{"sources"}}},
 		"a rule":               {event(unix.NFT_MSG_NEWRULE, table.Family, "test"), Changes{Rules: true}},
 		"a set and a table":    {slices.Concat(event(unix.NFT_MSG_DELSET, table.Family, "test"), event(unix.NFT_MSG_DELTABLE, table.Family, "test")), Changes{Rules: true, Sets: true}},
 		"another table":        {event(unix.NFT_MSG_DELTABLE, table.Family, "other"), Changes{}},
@@ -99,8 +99,20 @@ func TestDetailedEvents(t *testing.T) {
 	for range 3 {
 		sum.Add(&Changes{Elements: ids(MaxElements / 2)})
 	}
-	if sum.Add(&Changes{Rules: true}); !sum.Sets || !sum.Rules || sum.Elements != nil || sum.None() {
+	if sum.None() {
+		t.Error("a set that has changed is nothing")
+	}
+	if sum.Add(&Changes{Rules: true}); !reflect.DeepEqual(sum, Changes{Whole: []string{"sources"}, Rules: true}) {
 		t.Errorf("the sum: %+v", sum)
+	}
+	other := ElementID{"endpoints", "a key"}
+	sum = Changes{}
+	sum.Add(&Changes{Elements: []ElementID{other}})
+	if sum.Add(&Changes{Elements: ids(MaxElements)}); !reflect.DeepEqual(sum, Changes{Elements: []ElementID{other}, Whole: []string{"sources"}}) {
+		t.Errorf("many of one set: %+v", sum)
+	}
+	if sum.Add(&Changes{Whole: []string{"endpoints"}, Elements: ids(1)}); !reflect.DeepEqual(sum, Changes{Whole: []string{"sources", "endpoints"}}) {
+		t.Errorf("of two sets: %+v", sum)
 	}
 }
 

@@ -70,7 +70,7 @@ func (j *journal) note(c *nft.Commit) {
 	j.commits = append(j.commits, *c)
 	elements := 0
 	for i := range j.commits {
-		elements += max(1, len(j.commits[i].Changes.Elements))
+		elements += max(1, len(j.commits[i].Changes.Elements)+len(j.commits[i].Changes.Whole))
 	}
 	if elements > nft.MaxElements {
 		all := j.all()

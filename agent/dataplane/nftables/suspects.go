@@ -60,7 +60,15 @@ func (d *Dataplane) suspect(c *config, r *dataplane.Ruleset) (*suspicion, error)
 				return nil, errUnsure
 			}
 		}
+		for _, set := range changes.Whole {
+			if _, found := s.elements[set]; !found {
+				return nil, errUnsure
+			}
+		}
 		if err := d.suspectElements(c, s, changes.Elements); err != nil {
+			return nil, err
+		}
+		if err := d.suspectSets(c, s, changes.Whole); err != nil {
 			return nil, err
 		}
 	}
@@ -115,21 +123,75 @@ func (d *Dataplane) suspectElements(c *config, s *suspicion, ids []nft.ElementID
 		if err != nil {
 			return fmt.Errorf("look up an element of set %s: %w", id.Set, err)
 		}
-		want, found := desired[id]
-		switch {
-		case !found && have == nil, found && have != nil && isElement(have, &want.Element):
-		case !found:
+		if want, found := desired[id]; found {
+			s.compareElement(id.Set, have, &want)
+		} else if have != nil {
 			s.stale.replace(id.Set, have, nil)
-		case want.of == (dataplane.ServiceName{}):
-			s.stale.replace(id.Set, have, &want.Element)
-		default:
-			if s.services[want.of] == nil {
-				s.services[want.of] = newChange()
-			}
-			s.services[want.of].replace(id.Set, have, &want.Element)
 		}
 	}
 	return nil
+}
+
+// compareElement compares an element of a set, nil for none, to the desired one.
+func (s *suspicion) compareElement(set string, have *nft.Element, want *ownedElement) {
+	switch {
+	case have != nil && isElement(have, &want.Element):
+	case want.of == (dataplane.ServiceName{}):
+		s.stale.replace(set, have, &want.Element)
+	default:
+		if s.services[want.of] == nil {
+			s.services[want.of] = newChange()
+		}
+		s.services[want.of].replace(set, have, &want.Element)
+	}
+}
+
+// suspectSets compares all elements of sets, which it lists: another program has flushed them, for example.
+func (d *Dataplane) suspectSets(c *config, s *suspicion, sets []string) error {
+	l := &listing{elements: map[string]map[string]*nft.Element{}}
+	stale := map[string]map[string]*nft.Element{}
+	size := 0
+	for _, set := range sets {
+		if set == setAffinity {
+			continue
+		}
+		if err := c.listSet(d.kernel, l, set); err != nil {
+			return err
+		}
+		if size += len(l.elements[set]) + s.elements[set]; size > replacedElements {
+			return errUnsure
+		}
+		stale[set] = maps.Clone(l.elements[set])
+	}
+	if len(stale) == 0 {
+		return nil
+	}
+	compare := func(of dataplane.ServiceName, desired map[string][]nft.Element) {
+		for set := range stale {
+			for i := range desired[set] {
+				e := &desired[set][i]
+				delete(stale[set], string(e.Key))
+				s.compareElement(set, l.elements[set][string(e.Key)], &ownedElement{*e, of})
+			}
+		}
+	}
+	all := newChange()
+	for _, o := range s.desired.destinations {
+		all.reset()
+		all.replaceDestination(o.service, o.service, nil, o.destination)
+		compare(o.service, all.added)
+	}
+	compare(dataplane.ServiceName{}, s.desired.counted())
+	for set, elements := range stale {
+		for _, e := range elements {
+			s.stale.replace(set, e, nil)
+		}
+	}
+	incomplete, err := d.incomplete(c, l, &s.comparison)
+	if err == nil && incomplete {
+		err = errUnsure
+	}
+	return err
 }
 
 // maxSuspected is how many elements of destinations are planned to compare some of them.

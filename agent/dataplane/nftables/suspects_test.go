@@ -207,15 +207,6 @@ func testSuspects(t *testing.T, family dataplane.Family, is6 bool) {
 		"a set":                    {true, run("add set TABLE theirs { type ipv4_addr; }")},
 		"a chain of the layout":    {true, run("flush chain TABLE nat-output; flush map TABLE service-ips; delete chain TABLE nat-output")},
 		"a table in its place":     {true, run("delete table TABLE; add table TABLE")},
-		"many elements": {true, func() {
-			commit(func(b *nft.Batch, of nft.Table) {
-				key := make([]byte, w.config.header().length)
-				for i := range nft.MaxElements + 1 {
-					key[2], key[3] = byte(i>>8), byte(i) //nolint:gosec // few
-					b.AddElement(of, setClusterIPs, &nft.Element{Key: slices.Clone(key)})
-				}
-			})
-		}},
 	}
 	for round, what := range slices.Concat(slices.Sorted(maps.Keys(kinds)), slices.Sorted(maps.Keys(kinds))) {
 		kind := kinds[what]
@@ -243,6 +234,51 @@ func testSuspects(t *testing.T, family dataplane.Family, is6 bool) {
 		}
 		if suspicion != nil && !slices.Equal(result.Repaired.Examples, quick.Examples) {
 			t.Errorf("%s: repaired %+v", what, result.Repaired)
+		}
+	}
+}
+
+// TestSuspectsOfSets: a set of which too many elements have changed to look them up is listed, and no other one.
+func TestSuspectsOfSets(t *testing.T) {
+	w := newWatched(t, dataplane.IPv4)
+	for n := range nft.MaxElements + 1 {
+		w.set(numbered(n, 2))
+	}
+	w.apply()
+	run := func(command string) func() { return func() { w.nft(command) } }
+	for what, c := range map[string]struct {
+		sets   int // that are listed
+		change func()
+	}{
+		"a map flushed": {1, run("flush map ip nodeproxy endpoints")},
+		"a map flushed, and elements of others": {1, run("flush map ip nodeproxy endpoints; " +
+			"delete element ip nodeproxy service-ips { 172.16.0.7 . tcp . 80 }; add element ip nodeproxy cluster-ips { 192.0.2.99 }")},
+		"a map and a chain flushed": {1, run("flush map ip nodeproxy endpoints; flush chain ip nodeproxy nat-output")},
+		"two maps flushed":          {2, run("flush map ip nodeproxy endpoints; flush map ip nodeproxy service-ips")},
+		"many elements added": {1, func() {
+			var b nft.Batch
+			for i := range nft.MaxElements + 1 {
+				b.AddElement(w.config.table(), setClusterIPs, &nft.Element{Key: []byte{198, 18, byte(i >> 8), byte(i)}}) //nolint:gosec // few
+			}
+			if err := w.conn.Commit(&b, 0); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		w.modify(c.change)
+		quick := w.suspects()
+		suspicion := w.suspicion
+		if w.elements != c.sets || suspicion == nil {
+			t.Errorf("%s: %d sets are listed, want %d", what, w.elements, c.sets)
+		}
+		all, err := w.Verify(t.Context(), &w.rules, dataplane.VerifyOptions{})
+		if err != nil || !quick.Drifted || all.Count != quick.Count || !slices.Equal(all.Examples, quick.Examples) || !maps.Equal(all.Counts, quick.Counts) {
+			t.Errorf("%s: %+v; a comparison of everything: %+v, %v", what, quick, all, err)
+		}
+		w.suspicion, w.listed = suspicion, nil
+		result := w.repair()
+		if w.elements > 0 || result.Kind != v1alpha1.SyncPartial || !slices.Equal(result.Repaired.Examples, quick.Examples) {
+			t.Errorf("%s: the repair, of kind %s, lists %d sets: %+v", what, result.Kind, w.elements, result.Repaired)
 		}
 	}
 }
@@ -391,8 +427,8 @@ func TestJournal(t *testing.T) {
 		j.begin()
 		c.do(j)
 		got, ok := j.changes(c.at)
-		if len(got.Elements) != c.want || ok != c.ok || got.Sets != (name == "too many") {
-			t.Errorf("%s: %d elements, sets %v, known %v", name, len(got.Elements), got.Sets, ok)
+		if len(got.Elements) != c.want || ok != c.ok || len(got.Whole) > 0 != (name == "too many") {
+			t.Errorf("%s: %d elements, sets %v, known %v", name, len(got.Elements), got.Whole, ok)
 		}
 	}
 	j := &journal{patience: time.Hour}
