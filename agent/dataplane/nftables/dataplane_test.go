@@ -235,6 +235,35 @@ func TestForgetClients(t *testing.T) {
 	}
 }
 
+// TestForgetClientsOnce: an Apply lists the clients once, however many batches it takes, and even if another
+// program commits meanwhile.
+func TestForgetClientsOnce(t *testing.T) {
+	r := newRig(t)
+	set := func(endpoints int) {
+		for n := range 6 {
+			s := numbered(n, endpoints)
+			s.AffinitySeconds = 60
+			r.set(s)
+		}
+	}
+	set(4)
+	r.apply()
+	r.nft("add element ip nodeproxy affinity { 198.51.100.1 . 172.16.0.1 . tcp . 80 timeout 60s : 10.128.0.1 . 8003, 198.51.100.2 . 172.16.0.1 . tcp . 80 timeout 60s : 10.128.0.1 . 8000 }")
+	k := &busy{kernel: r.kernel, dumps: map[string]int{}, during: func(part string, _ int) bool { return part == setAffinity }}
+	r.kernel, r.batch = k, 20 // two Services
+	set(3)
+	if r.apply(); k.dumps[setAffinity] != 1 {
+		t.Errorf("the clients are listed %d times", k.dumps[setAffinity])
+	}
+	var clients []string
+	if err := r.conn.Elements(r.config.table(), setAffinity, func(e *nft.Element) {
+		a, _ := netip.AddrFromSlice(e.Key[:4])
+		clients = append(clients, a.String())
+	}); err != nil || !slices.Equal(clients, []string{"198.51.100.2"}) {
+		t.Errorf("clients %v, %v", clients, err)
+	}
+}
+
 // TestCleanup removes the table, and costs nothing if there is none.
 func TestCleanup(t *testing.T) {
 	r := newRig(t)

@@ -52,7 +52,7 @@
 //     which lets neighbors send to 127.0.0.0/8, and so another rule against them.
 //   - A client with session affinity keeps its endpoint for each destination. kube-proxy's keeps
 //     one for all addresses of a Service port. The two only differ for a client that uses several.
-//     Session affinity costs a listing of all clients when an endpoint of such a Service goes.
+//     When an endpoint of a Service with session affinity goes, all clients are listed.
 //   - Nothing is dropped that is sent to an unused address of a ServiceCIDR.
 //   - Packets that belong to no connection are dropped, unless nf_conntrack_tcp_be_liberal is on, as
 //     in mode iptables: a client's reset could end a translated connection.

@@ -237,6 +237,39 @@ func BenchmarkEndpointReplaced(b *testing.B) {
 	}
 }
 
+// BenchmarkForgetClients replaces an endpoint of a Service with session affinity, by the number of clients.
+func BenchmarkForgetClients(b *testing.B) {
+	for _, clients := range []int{1_000, 10_000, 100_000, maxAffinity} {
+		b.Run(fmt.Sprint(clients), func(b *testing.B) {
+			r := newRig(b)
+			service := func(last byte) *dataplane.Service {
+				s := numbered(1, 2, 0, last)
+				s.AffinitySeconds = 10_800
+				return s
+			}
+			r.set(service(1))
+			r.apply()
+			to := key{netip.AddrPortFrom(service(1).ClusterIP, 80), v1alpha1.ProtocolTCP}.bytes()
+			kept := endpointData(service(1).Ports[0].Cluster[0])
+			var batch nft.Batch
+			for i := range clients {
+				source := []byte{100, byte(i >> 16), byte(i >> 8), byte(i)} //nolint:gosec // as intended
+				batch.AddElement(r.config.table(), setAffinity, &nft.Element{Key: slices.Concat(source, to), Data: kept})
+				if i%100_000 != 0 && i < clients-1 {
+					continue
+				}
+				if err := r.conn.Commit(&batch, 0); err != nil {
+					b.Fatal(err)
+				}
+				batch.Reset()
+			}
+			for i := 0; b.Loop(); i++ {
+				r.change(service(byte(1 + i%200)))
+			}
+		})
+	}
+}
+
 func BenchmarkLoad(b *testing.B) {
 	r, _, _ := filled(b, 5000, 10)
 	for b.Loop() {
