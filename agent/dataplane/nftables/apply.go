@@ -306,8 +306,9 @@ func namesOf(r *dataplane.Ruleset) []dataplane.ServiceName {
 // Large implements engine.Operations.
 func (o operations) Large(name dataplane.ServiceName, svc *dataplane.Service) bool {
 	size := o.actual.services[name].size()
-	if svc != nil {
-		size = max(size, o.config.sizeOf(svc))
+	if svc != nil && size <= largeService {
+		plan := o.config.planService(svc)
+		size = plan.size()
 	}
 	return size > largeService
 }

@@ -159,22 +159,6 @@ func (c *config) addresses(d *dataplane.Destination) []netip.Addr {
 	return []netip.Addr{d.Address}
 }
 
-// sizeOf is about the size that the plan of a Service has.
-func (c *config) sizeOf(s *dataplane.Service) int {
-	n := 1
-	for d := range s.Destinations() {
-		each := destinationElements + len(d.Port.Cluster)
-		if d.Local {
-			each += len(d.Port.Local)
-		}
-		if d.Kind == dataplane.LoadBalancerIP {
-			each += len(s.SourceRanges)
-		}
-		n += each * len(c.addresses(&d))
-	}
-	return n
-}
-
 // planDestination plans a destination of a Service with some source ranges.
 func (c *config) planDestination(s *dataplane.Service, d *dataplane.Destination, k key, ranges []netip.Prefix) destination {
 	port := d.Port
