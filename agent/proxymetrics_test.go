@@ -89,6 +89,32 @@ func TestSyncedTables(t *testing.T) {
 	expectValues(t, a, "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", map[string]float64{"IPv4": 0})
 }
 
+// TestFailuresByMode: mode NFTables has a counter of its own, which no other mode exposes.
+func TestFailuresByMode(t *testing.T) {
+	const (
+		ofIPTables = "kubeproxy_sync_proxy_rules_iptables_restore_failures_total"
+		ofPartial  = "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total"
+		ofNFTables = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"
+	)
+	a, _, _, _ := owningAgent(t)
+	synced := func(mode v1alpha1.ProxyMode, outcome dataplane.Outcome[dataplane.Result]) {
+		a.metrics.Proxy.Synced(map[dataplane.Family]*dataplane.Ruleset{dataplane.IPv4: {Mode: mode}},
+			map[dataplane.Family]dataplane.Outcome[dataplane.Result]{dataplane.IPv4: outcome}, agenttest.Epoch)
+	}
+	good := dataplane.Outcome[dataplane.Result]{}
+	failed := dataplane.Outcome[dataplane.Result]{Err: errors.New("busy")}
+	rejected := dataplane.Outcome[dataplane.Result]{Value: dataplane.Result{Failed: true}}
+	synced(v1alpha1.ModeIPTables, failed)
+	expectValues(t, a, ofNFTables, map[string]float64{})
+	synced(v1alpha1.ModeNFTables, good)
+	expectValues(t, a, ofNFTables, map[string]float64{"IPv4": 0})
+	synced(v1alpha1.ModeNFTables, failed)
+	synced(v1alpha1.ModeNFTables, rejected)
+	expectValues(t, a, ofNFTables, map[string]float64{"IPv4": 2})
+	expectValues(t, a, ofIPTables, map[string]float64{"IPv4": 1})
+	expectValues(t, a, ofPartial, map[string]float64{"IPv4": 1})
+}
+
 func TestNoLocalEndpoints(t *testing.T) { // row 143
 	const name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
 	local := func(s *v1alpha1.ServiceProxyRulesSpec) {

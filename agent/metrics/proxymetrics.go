@@ -18,7 +18,7 @@ import (
 type proxyMetrics struct {
 	syncs, fullSyncs, partialSyncs, programming   *prometheus.HistogramVec
 	lastSync, lastQueued, noLocal, rules, written *prometheus.GaugeVec
-	failures, partialFailures                     *prometheus.CounterVec
+	failures, partialFailures, nftablesFailures   *prometheus.CounterVec
 	endpointsPending, servicesPending             prometheus.Gauge
 	endpointChanges, serviceChanges               prometheus.Counter
 	flowDuration                                  *prometheus.HistogramVec
@@ -51,6 +51,9 @@ func newProxyMetrics(r prometheus.Registerer) *proxyMetrics {
 		written:         f.gauges("sync_proxy_rules_iptables_last", "Rules that the last successful sync wrote.", "table", "ip_family"),
 		failures:        f.counters("sync_proxy_rules_iptables_restore_failures_total", "Syncs that failed, or in which the kernel rejected rules of some Services.", "ip_family"),
 		partialFailures: f.counters("sync_proxy_rules_iptables_partial_restore_failures_total", "Failed or rejected syncs of changed Services alone.", "ip_family"),
+		// Its companion for cleanups has no meaning here: the batch that changes a Service also deletes what
+		// is no longer needed.
+		nftablesFailures: f.counters("sync_proxy_rules_nftables_sync_failures_total", "Syncs that failed, or in which the kernel rejected some Services. Only in mode NFTables.", "ip_family"),
 
 		flowDuration: histogram("conntrack_reconciler_sync_duration_seconds", "How long comparisons of flows to the rules took.", durations),
 		flowsDeleted: f.counters("conntrack_reconciler_deleted_entries_total", "Flows removed from the connection tracking table because they contradicted the rules.", "ip_family"),
@@ -97,12 +100,7 @@ func (m *proxyMetrics) Synced(rulesets map[dataplane.Family]*dataplane.Ruleset, 
 		} else {
 			m.partialSyncs.WithLabelValues(label).Observe(took)
 		}
-		if outcome.Err != nil || outcome.Value.Failed {
-			m.failures.WithLabelValues(label).Inc()
-			if !full {
-				m.partialFailures.WithLabelValues(label).Inc()
-			}
-		}
+		m.countFailure(label, rulesets[family], outcome.Err != nil || outcome.Value.Failed)
 		if outcome.Err != nil {
 			continue
 		}
@@ -110,6 +108,23 @@ func (m *proxyMetrics) Synced(rulesets map[dataplane.Family]*dataplane.Ruleset, 
 		for table, count := range outcome.Value.Tables {
 			m.rules.WithLabelValues(table, label).Set(float64(count.Rules))
 			m.written.WithLabelValues(table, label).Set(float64(count.Written))
+		}
+	}
+}
+
+// countFailure counts a sync if it failed. Kube-proxy has a counter for mode nftables alone, and the others not in
+// that mode.
+func (m *proxyMetrics) countFailure(family string, r *dataplane.Ruleset, failed bool) {
+	counters := []*prometheus.CounterVec{m.failures}
+	switch {
+	case r.Mode == v1alpha1.ModeNFTables:
+		counters[0] = m.nftablesFailures
+	case !r.Full:
+		counters = append(counters, m.partialFailures)
+	}
+	for _, c := range counters {
+		if counter := c.WithLabelValues(family); failed { // which is there with 0 from the first sync on
+			counter.Inc()
 		}
 	}
 }
