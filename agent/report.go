@@ -3,12 +3,14 @@ package agent
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/status"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // statusTick is how often the status is checked, besides after every event.
@@ -106,7 +108,7 @@ func (a *Agent) unready() string {
 	}
 	accepted, programmed := status.AcceptedCondition(s), status.ProgrammedCondition(s, f)
 	if accepted.Status != metav1.ConditionTrue {
-		return "the NodeProxyRules of this node is not accepted: " + accepted.Message
+		return "the NodeProxyRules of this node is not accepted: " + strings.TrimPrefix(accepted.Message, v1alpha1.MessageNotAccepted)
 	}
 	if programmed.Status != metav1.ConditionTrue {
 		return programmed.Message

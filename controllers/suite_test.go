@@ -35,6 +35,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
+	"github.com/nodeproxy-io/nodeproxy/test/shards"
 )
 
 func TestControllers(t *testing.T) {
@@ -45,8 +46,7 @@ func TestControllers(t *testing.T) {
 		}
 		t.Fatal(missing)
 	}
-	if os.Getenv(claimsVariable) == "" {
-		runShards(t)
+	if shards.Run(t, 3) {
 		return
 	}
 	RegisterFailHandler(Fail)
@@ -125,7 +125,7 @@ var _ = AfterSuite(func() {
 // Every spec starts with the real time, and ends with an empty cluster. What a
 // spec starts is cleaned up before, so that nothing fills the cluster again.
 var _ = BeforeEach(func() {
-	claim()
+	shards.Claim()
 	testClock = &shiftedClock{}
 	DeferCleanup(emptyCluster)
 })

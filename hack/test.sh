@@ -214,7 +214,6 @@ run_ipvs() { run "mode IPVS" "$ipvs" "${retry[@]}" -- -p "${1:-2}" -timeout 30m;
 run_aside() {
 	run_ipvs 1
 	run_parity
-	run_demo_nftables
 }
 
 # slow_user_mode_linux reports whether mode IPVS would be tested in User-mode Linux on a
@@ -250,8 +249,7 @@ run_demo() {
 	run_program "make demo" make --no-print-directory demo
 }
 
-# run_demo_nftables is the demo in the mode that has no whole nodes among the kernel suites. It runs
-# beside run_demo, which writes the programs of make.
+# run_demo_nftables is the demo in the mode that has no whole nodes among the kernel suites.
 run_demo_nftables() {
 	if [[ $(id -u) -eq 0 ]]; then
 		run_program "the demo in mode NFTables" go run ./test/demo -bin "$NODEPROXY_PROGRAMS" -mode nftables
@@ -321,6 +319,7 @@ run_all() {
 	run_kernel
 	run_e2e
 	run_demo
+	run_demo_nftables
 	together
 	run_faults
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/test/shards"
 )
 
 // config and api reach the API server of the suite.
@@ -51,11 +52,16 @@ func TestAgentAgainstAPIServer(t *testing.T) {
 		}
 		t.Fatal(message)
 	}
+	if shards.Run(t, 2) {
+		return
+	}
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(20 * time.Second)
 	SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
 	RunSpecs(t, "agent against an API server")
 }
+
+var _ = BeforeEach(shards.Claim)
 
 var _ = BeforeSuite(func() {
 	environment = &envtest.Environment{

@@ -1,4 +1,4 @@
-package controllers_test
+package shards
 
 import (
 	"crypto/sha256"
@@ -19,17 +19,16 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// shards is how many processes share the specs. They mostly wait, each with an API server
-// of its own.
-const shards = 3
-
 // claimsVariable names, in the process of a shard, the directory in which shards claim specs.
 const claimsVariable = "NODEPROXY_TEST_CLAIMS"
 
-// runShards runs the specs in several processes of this test binary, and checks that each
-// spec ran in exactly one of them.
-func runShards(t *testing.T) {
+// Run has count processes of this test binary share the specs, and checks that each spec ran in exactly
+// one of them. It reports false in such a process, which runs the specs that it can Claim.
+func Run(t *testing.T, count int) bool {
 	t.Helper()
+	if os.Getenv(claimsVariable) != "" {
+		return false
+	}
 	dir := t.TempDir()
 	seed := GinkgoRandomSeed()
 	type shard struct {
@@ -37,7 +36,7 @@ func runShards(t *testing.T) {
 		output strings.Builder
 		report string
 	}
-	running := make([]*shard, shards)
+	running := make([]*shard, count)
 	for i := range running {
 		s := &shard{report: filepath.Join(dir, fmt.Sprintf("report-%d.json", i))}
 		s.cmd = exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=0",
@@ -67,7 +66,7 @@ func runShards(t *testing.T) {
 		reports = append(reports, all...)
 	}
 	if t.Failed() {
-		return
+		return true
 	}
 	specs, err := addUp(reports)
 	if err != nil {
@@ -75,6 +74,7 @@ func runShards(t *testing.T) {
 	}
 	// As Ginkgo does, for hack/testreport.
 	fmt.Printf("SUCCESS! -- %d Passed | 0 Failed | 0 Pending | 0 Skipped\n", specs)
+	return true
 }
 
 // addUp returns how many specs there are, or an error unless each passed in exactly one
@@ -111,8 +111,8 @@ func addUp(reports []types.Report) (int, error) {
 
 const claimedByAnother = "another shard runs it"
 
-// claim skips a spec that another shard has claimed.
-func claim() {
+// Claim, called before each spec, skips one that another process has claimed.
+func Claim() {
 	dir := os.Getenv(claimsVariable)
 	name := sha256.Sum256([]byte(specName(CurrentSpecReport())))
 	file, err := os.OpenFile(filepath.Join(dir, hex.EncodeToString(name[:])), os.O_CREATE|os.O_EXCL, 0o600)
@@ -130,32 +130,3 @@ func specName(r SpecReport) string {
 	return strings.Join(slices.Concat(r.ContainerHierarchyTexts, []string{r.LeafNodeText, r.LeafNodeLocation.String()}), " / ")
 }
 
-func TestShardsAddUp(t *testing.T) {
-	spec := func(name string, state types.SpecState, message string) types.SpecReport {
-		r := types.SpecReport{LeafNodeType: types.NodeTypeIt, LeafNodeText: name, State: state}
-		r.Failure.Message = message
-		return r
-	}
-	passed := func(name string) types.SpecReport { return spec(name, types.SpecStatePassed, "") }
-	skipped := func(name string) types.SpecReport { return spec(name, types.SpecStateSkipped, claimedByAnother) }
-	for name, c := range map[string]struct {
-		shards [][]types.SpecReport
-		want   string
-	}{
-		"each in one":  {shards: [][]types.SpecReport{{passed("a"), skipped("b")}, {skipped("a"), passed("b")}}},
-		"in none":      {shards: [][]types.SpecReport{{passed("a"), skipped("b")}, {skipped("a"), skipped("b")}}, want: "ran in 0 shards"},
-		"in two":       {shards: [][]types.SpecReport{{passed("a")}, {passed("a")}}, want: "ran in 2 shards"},
-		"skips itself": {shards: [][]types.SpecReport{{spec("a", types.SpecStateSkipped, "no such kernel")}, {passed("a")}}, want: "no such kernel"},
-		"pending":      {shards: [][]types.SpecReport{{spec("a", types.SpecStatePending, "")}, {passed("a")}}, want: "pending"},
-		"nothing":      {shards: [][]types.SpecReport{{}}, want: "no spec ran"},
-	} {
-		var reports []types.Report
-		for _, s := range c.shards {
-			reports = append(reports, types.Report{SpecReports: s})
-		}
-		_, err := addUp(reports)
-		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v, want %q", name, err, c.want)
-		}
-	}
-}
