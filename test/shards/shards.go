@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"testing"
 
-	. "github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/ginkgo/v2/types"
 )
 
@@ -30,7 +30,7 @@ func Run(t *testing.T, count int) bool {
 		return false
 	}
 	dir := t.TempDir()
-	seed := GinkgoRandomSeed()
+	seed := ginkgo.GinkgoRandomSeed()
 	type shard struct {
 		cmd    *exec.Cmd
 		output strings.Builder
@@ -111,22 +111,21 @@ func addUp(reports []types.Report) (int, error) {
 
 const claimedByAnother = "another shard runs it"
 
-// Claim, called before each spec, skips one that another process has claimed.
+// Claim skips a spec that another process has claimed. It is called before each spec.
 func Claim() {
 	dir := os.Getenv(claimsVariable)
-	name := sha256.Sum256([]byte(specName(CurrentSpecReport())))
+	name := sha256.Sum256([]byte(specName(ginkgo.CurrentSpecReport())))
 	file, err := os.OpenFile(filepath.Join(dir, hex.EncodeToString(name[:])), os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		Skip(claimedByAnother)
+		ginkgo.Skip(claimedByAnother)
 	}
 	if err != nil {
-		Fail(err.Error())
+		ginkgo.Fail(err.Error())
 	}
 	_ = file.Close() // it is empty
 }
 
 // specName is unique: entries of a table differ in their text.
-func specName(r SpecReport) string {
+func specName(r ginkgo.SpecReport) string {
 	return strings.Join(slices.Concat(r.ContainerHierarchyTexts, []string{r.LeafNodeText, r.LeafNodeLocation.String()}), " / ")
 }
-
