@@ -103,7 +103,7 @@ func (r *rig) sizes() (elements, rules map[string]int) {
 	}
 	elements, rules = map[string]int{}, map[string]int{}
 	for set, of := range l.elements {
-		elements[set] = len(of)
+		elements[set] = of.len()
 	}
 	for chain, of := range l.rules {
 		rules[chain] = len(of)
@@ -340,7 +340,7 @@ func TestDemotedCounts(t *testing.T) {
 		}
 		var got []string
 		for _, set := range []string{setClusterIPs, setHairpin} {
-			for _, e := range l.elements[set] {
+			for e := range l.elements[set].all() {
 				a, _ := r.config.parseAddress(e.Key)
 				got = append(got, a.String())
 			}

@@ -107,7 +107,7 @@ func (c *config) compare(l *listing, plans map[dataplane.ServiceName]*servicePla
 func (d *comparison) findStale(l *listing, used map[string]int) {
 	var stale []string
 	for set, elements := range l.elements {
-		if used[set] < len(elements) && !slices.Contains(d.unknownSets, set) {
+		if used[set] < elements.len() && !slices.Contains(d.unknownSets, set) {
 			stale = append(stale, set)
 		}
 	}
@@ -116,7 +116,7 @@ func (d *comparison) findStale(l *listing, used map[string]int) {
 	}
 	desired := map[string]map[string]struct{}{}
 	for _, set := range stale {
-		desired[set] = make(map[string]struct{}, len(l.elements[set]))
+		desired[set] = make(map[string]struct{}, l.elements[set].len())
 	}
 	for part := range d.desired.parts() {
 		for set, keys := range desired {
@@ -126,8 +126,8 @@ func (d *comparison) findStale(l *listing, used map[string]int) {
 		}
 	}
 	for _, set := range stale {
-		for k, e := range l.elements[set] {
-			if _, found := desired[set][k]; !found {
+		for e := range l.elements[set].all() {
+			if _, found := desired[set][string(e.Key)]; !found {
 				d.stale.replace(set, e, nil)
 			}
 		}
@@ -138,12 +138,12 @@ func (d *comparison) findStale(l *listing, used map[string]int) {
 // listing has of it.
 func (d *destination) isListed(l *listing, name dataplane.ServiceName, listed *destination) bool {
 	want := d.service(name)
-	have := l.elements[setServices][string(want.Key)]
+	have := l.elements[setServices].find(want.Key)
 	if have.Verdict != want.Verdict || have.Comment != nft.Comment(want.Comment) {
 		return false
 	}
 	if d.circuit != (chain{}) {
-		e := l.elements[setCircuit][string(want.Key)]
+		e := l.elements[setCircuit].find(want.Key)
 		if e == nil || e.Verdict != nft.Goto(d.circuit.name()) {
 			return false
 		}
@@ -196,7 +196,7 @@ func (c *change) compare(l *listing, set string, elements []nft.Element, used ma
 	of := l.elements[set]
 	for i := range elements {
 		e := &elements[i]
-		have := of[string(e.Key)]
+		have := of.find(e.Key)
 		if have != nil {
 			used[set]++
 			if isElement(have, e) {

@@ -70,7 +70,7 @@ func (s *state) countedElements(c *config) map[string]int {
 func (l *listing) counts() dataplane.Counts {
 	elements := map[string]int{}
 	for set := range l.sets {
-		elements[set] = len(l.elements[set])
+		elements[set] = l.elements[set].len()
 	}
 	return l.countsWith(elements)
 }

@@ -13,7 +13,8 @@
 //
 // What the kernel has, and how it differs:
 //
-//   - read.go: the table as a listing, and as a state; dump.go: when an interrupted listing counts
+//   - read.go: the table as a listing, and as a state; listed.go: the elements of a listing
+//   - dump.go: when an interrupted listing counts
 //   - state.go: a state, and an update of it; counts.go: what there is of it
 //   - compare.go: compares a listing to the desired state; pure
 //   - retain.go: what a comparison may not change; pure

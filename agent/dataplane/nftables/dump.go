@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"errors"
-	"maps"
 	"reflect"
 	"time"
 
@@ -50,5 +49,3 @@ func dump[T any](what string, owned bool, same func(a, b T) bool, list func() (T
 }
 
 func deepEqual[T any](a, b T) bool { return reflect.DeepEqual(a, b) }
-
-func sameElements(a, b map[string]*nft.Element) bool { return maps.EqualFunc(a, b, isElement) }

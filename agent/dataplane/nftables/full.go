@@ -59,11 +59,11 @@ func (d *Dataplane) incomplete(c *config, l *listing, of *comparison) (bool, err
 	missing := map[string][][]byte{}
 	add := func(change *change) {
 		for set, elements := range change.added {
-			if len(l.elements[set]) == 0 {
+			if l.elements[set].len() == 0 {
 				continue
 			}
 			for i := range elements {
-				if _, found := l.elements[set][string(elements[i].Key)]; !found && len(missing[set]) < samples {
+				if len(missing[set]) < samples && l.elements[set].find(elements[i].Key) == nil {
 					missing[set] = append(missing[set], elements[i].Key)
 				}
 			}

@@ -404,6 +404,15 @@ func indexed(k []byte, index int) []byte {
 	return binary.NativeEndian.AppendUint32(slices.Clone(k), uint32(index)) //nolint:gosec // few
 }
 
+// indexBytes are those of the index in such a key.
+const indexBytes = 4
+
+// splitIndex separates the index from a key.
+func splitIndex(k []byte) (to []byte, index int) {
+	at := len(k) - indexBytes
+	return k[:at], int(binary.NativeEndian.Uint32(k[at:]))
+}
+
 // addLayout adds the table with all that does not depend on Services, and numbered sets.
 func (c *config) addLayout(b *nft.Batch, numbered numberedSets) {
 	t := c.table()

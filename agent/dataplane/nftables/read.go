@@ -38,39 +38,7 @@ type listing struct {
 	sets       map[string]nft.ListedSet
 	chains     map[string]*nft.Hook
 	rules      map[string][][]nft.Expr // by chain
-	elements   map[string]map[string]*nft.Element
-	memory     memory // of the elements
-}
-
-// memory has many small values, in few pieces.
-type memory struct {
-	bytes    []byte
-	elements []nft.Element
-}
-
-const memoryPiece = 1 << 10 // elements
-
-// element copies an element.
-func (m *memory) element(e *nft.Element) *nft.Element {
-	if len(m.elements) == cap(m.elements) {
-		m.elements = make([]nft.Element, 0, memoryPiece)
-	}
-	m.elements = append(m.elements, *e)
-	out := &m.elements[len(m.elements)-1]
-	out.Key, out.End, out.Data = m.copied(e.Key), m.copied(e.End), m.copied(e.Data)
-	return out
-}
-
-func (m *memory) copied(b []byte) []byte {
-	if b == nil {
-		return nil
-	}
-	if len(b) > cap(m.bytes)-len(m.bytes) {
-		m.bytes = make([]byte, 0, max(memoryPiece*32, len(b)))
-	}
-	at := len(m.bytes)
-	m.bytes = append(m.bytes, b...)
-	return m.bytes[at:len(m.bytes):len(m.bytes)]
+	elements   map[string]*elements    // by set
 }
 
 // list reads the table, but for what packets have added.
@@ -92,10 +60,10 @@ func (c *config) list(k kernel) (*listing, error) {
 
 // listSet reads the elements of a set.
 func (c *config) listSet(k kernel, l *listing, name string) (err error) {
-	l.elements[name], err = dump("list set "+name+" of table", l.owned, sameElements, func() (map[string]*nft.Element, error) {
-		elements := map[string]*nft.Element{}
-		err := k.Elements(c.table(), name, func(e *nft.Element) { elements[string(e.Key)] = l.memory.element(e) })
-		return elements, err
+	l.elements[name], err = dump("list set "+name+" of table", l.owned, (*elements).equal, func() (*elements, error) {
+		out := newElements(name == setEndpoints || name == setLocal)
+		err := k.Elements(c.table(), name, out.add)
+		return out, err
 	})
 	return err
 }
@@ -105,7 +73,7 @@ func (c *config) listLayout(k kernel) (*listing, error) {
 	t := c.table()
 	l := &listing{
 		sets: map[string]nft.ListedSet{}, chains: map[string]*nft.Hook{}, rules: map[string][][]nft.Expr{},
-		elements: map[string]map[string]*nft.Element{},
+		elements: map[string]*elements{},
 	}
 	var err error
 	if l.generation, err = k.Generation(); err != nil {
@@ -166,7 +134,7 @@ func (c *config) parseKey(b []byte) (key, error) {
 	}
 	a, _ := netip.AddrFromSlice(b[:n])
 	protocol := dataplane.ProtocolOf(b[n])
-	if protocol == "" {
+	if protocol == "" || !isZero(b[n+1:n+4]) || !isZero(b[n+6:n+8]) { // padding
 		return key{}, errNotOurs
 	}
 	return key{netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[n+4:])), protocol}, nil
@@ -230,13 +198,13 @@ func (c *config) state(l *listing) *state {
 		}
 	}
 	ranges := c.listedRanges(l, s.numbered)
-	for _, e := range l.elements[setServices] {
+	for e := range l.elements[setServices].all() {
 		if o := c.addService(s, l, e); o != nil {
 			o.ranges = ranges[string(e.Key)]
 		}
 	}
 	for set, addresses := range map[string]map[netip.Addr]int{setClusterIPs: s.clusterIPs, setHairpin: s.hairpin} {
-		for _, e := range l.elements[set] {
+		for e := range l.elements[set].all() {
 			if a, ok := c.parseAddress(e.Key); ok {
 				addresses[a] = 0
 			}
@@ -249,7 +217,7 @@ func (c *config) state(l *listing) *state {
 func (c *config) listedRanges(l *listing, sets numberedSets) map[string][]netip.Prefix {
 	out := map[string][]netip.Prefix{}
 	for _, bits := range numbers(sets, rangesPrefix) {
-		for _, e := range l.elements[rangesSet(int(bits))] {
+		for e := range l.elements[rangesSet(int(bits))].all() {
 			at := max(len(e.Key)-int(c.header().length), 0)
 			if first, ok := c.parseAddress(e.Key[at:]); ok {
 				out[string(e.Key[:at])] = append(out[string(e.Key[:at])], netip.PrefixFrom(first, int(bits)))
@@ -283,11 +251,11 @@ func (c *config) addService(s *state, l *listing, e *nft.Element) *destination {
 		d.chain, _ = parseChain(e.Verdict.Chain)
 	}
 	d.endpoints, d.local = c.listed(l.elements[setEndpoints], e.Key), c.listed(l.elements[setLocal], e.Key)
-	if circuit, found := l.elements[setCircuit][string(e.Key)]; found {
+	if circuit := l.elements[setCircuit].find(e.Key); circuit != nil {
 		d.circuit, _ = parseChain(circuit.Verdict.Chain)
 	}
 	for _, seconds := range numbers(s.numbered, affinePrefix) {
-		if _, found := l.elements[affineSet(seconds)][string(e.Key)]; found {
+		if l.elements[affineSet(seconds)].find(e.Key) != nil {
 			d.affinity = seconds
 		}
 	}
@@ -296,16 +264,16 @@ func (c *config) addService(s *state, l *listing, e *nft.Element) *destination {
 }
 
 // listed are the endpoints of a destination in a listing, by index up to the first that is missing.
-func (c *config) listed(elements map[string]*nft.Element, k []byte) []netip.AddrPort {
-	var out []netip.AddrPort
+func (c *config) listed(from *elements, k []byte) []netip.AddrPort {
+	out := make([]netip.AddrPort, 0, from.packedAt(k))
 	at := indexed(k, 0)
 	for {
 		binary.NativeEndian.PutUint32(at[len(k):], uint32(len(out))) //nolint:gosec // few
-		e, found := elements[string(at)]
-		if !found {
+		data := from.data(at)
+		if data == nil {
 			return out
 		}
-		endpoint, err := c.parseEndpoint(e.Data)
+		endpoint, err := c.parseEndpoint(data)
 		if err != nil {
 			return out
 		}

@@ -61,14 +61,14 @@ func (r *rig) expectGuarded(when string) {
 		served[k.Addr()] = struct{}{}
 	}
 	lacking := 0
-	for _, e := range l.elements[setClusterIPs] {
+	for e := range l.elements[setClusterIPs].all() {
 		a, _ := c.parseAddress(e.Key)
 		if _, found := served[a]; !found {
 			lacking++
 		}
 	}
 	if lacking > 0 {
-		r.Errorf("%s: a batch leaves %d of %d cluster IPs without destinations", when, lacking, len(l.elements[setClusterIPs]))
+		r.Errorf("%s: a batch leaves %d of %d cluster IPs without destinations", when, lacking, l.elements[setClusterIPs].len())
 	}
 }
 

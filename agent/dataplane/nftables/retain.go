@@ -74,8 +74,7 @@ func (c *config) preserve(l *listing, d *comparison, services map[dataplane.Serv
 		if err != nil {
 			return dataplane.ServiceName{}, false
 		}
-		_, found = l.elements[setServices][string(k.bytes())]
-		return d.desired.destinations[k].service, found
+		return d.desired.destinations[k].service, l.elements[setServices].find(k.bytes()) != nil
 	}
 	for name := range services {
 		change := d.services[name]

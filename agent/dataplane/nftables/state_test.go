@@ -97,7 +97,7 @@ func TestUpdates(t *testing.T) {
 		if got, want := described(c.state(l)), described(s); !slices.Equal(got, want) {
 			t.Fatalf("round %d: the table has\n%q\nnot\n%q", round, got, want)
 		}
-		if got, want := len(l.elements[setHairpin]), len(s.hairpin); got != want {
+		if got, want := l.elements[setHairpin].len(), len(s.hairpin); got != want {
 			t.Fatalf("round %d: %d hairpin addresses, not %d", round, got, want)
 		}
 		ranges, endpoints := 0, 0
@@ -107,12 +107,12 @@ func TestUpdates(t *testing.T) {
 		}
 		listed := 0
 		for _, bits := range numbers(s.numbered, rangesPrefix) {
-			listed += len(l.elements[rangesSet(int(bits))])
+			listed += l.elements[rangesSet(int(bits))].len()
 		}
 		if listed != ranges {
 			t.Fatalf("round %d: %d source ranges, not %d", round, listed, ranges)
 		}
-		if got := len(l.elements[setEndpoints]) + len(l.elements[setLocal]); got != endpoints {
+		if got := l.elements[setEndpoints].len() + l.elements[setLocal].len(); got != endpoints {
 			t.Fatalf("round %d: %d endpoints, not %d", round, got, endpoints)
 		}
 		for of := range s.chains {
@@ -138,8 +138,8 @@ func TestUpdates(t *testing.T) {
 		t.Fatal(err)
 	}
 	for set, elements := range l.elements {
-		if len(elements) > 0 {
-			t.Errorf("%d elements of %s are left", len(elements), set)
+		if elements.len() > 0 {
+			t.Errorf("%d elements of %s are left", elements.len(), set)
 		}
 	}
 	if len(s.destinations)+len(s.services)+len(s.clusterIPs)+len(s.hairpin) > 0 {

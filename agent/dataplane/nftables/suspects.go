@@ -148,7 +148,7 @@ func (s *suspicion) compareElement(set string, have *nft.Element, want *ownedEle
 
 // suspectSets compares all elements of sets, which it lists: another program has flushed them, for example.
 func (d *Dataplane) suspectSets(c *config, s *suspicion, sets []string) error {
-	l := &listing{elements: map[string]map[string]*nft.Element{}}
+	l := &listing{elements: map[string]*elements{}}
 	stale := map[string]map[string]*nft.Element{}
 	size := 0
 	for _, set := range sets {
@@ -158,10 +158,13 @@ func (d *Dataplane) suspectSets(c *config, s *suspicion, sets []string) error {
 		if err := c.listSet(d.kernel, l, set); err != nil {
 			return err
 		}
-		if size += len(l.elements[set]) + s.elements[set]; size > replacedElements {
+		if size += l.elements[set].len() + s.elements[set]; size > replacedElements {
 			return errUnsure
 		}
-		stale[set] = maps.Clone(l.elements[set])
+		stale[set] = make(map[string]*nft.Element, l.elements[set].len())
+		for e := range l.elements[set].all() {
+			stale[set][string(e.Key)] = e
+		}
 	}
 	if len(stale) == 0 {
 		return nil
@@ -171,7 +174,7 @@ func (d *Dataplane) suspectSets(c *config, s *suspicion, sets []string) error {
 			for i := range desired[set] {
 				e := &desired[set][i]
 				delete(stale[set], string(e.Key))
-				s.compareElement(set, l.elements[set][string(e.Key)], &ownedElement{*e, of})
+				s.compareElement(set, l.elements[set].find(e.Key), &ownedElement{*e, of})
 			}
 		}
 	}

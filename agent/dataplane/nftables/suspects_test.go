@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -138,11 +139,7 @@ func testSuspects(t *testing.T, family dataplane.Family, is6 bool) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var out []*nft.Element
-		for _, k := range slices.Sorted(maps.Keys(l.elements[set])) {
-			out = append(out, l.elements[set][k])
-		}
-		return out
+		return slices.SortedFunc(l.elements[set].all(), func(a, b *nft.Element) int { return bytes.Compare(a.Key, b.Key) })
 	}
 	randomElement := func() (set string, e *nft.Element) {
 		sets := slices.DeleteFunc(w.config.setNames(w.actual.numbered), func(set string) bool { return set == setAffinity || len(listed(set)) == 0 })
