@@ -106,8 +106,11 @@ func TestFailuresByMode(t *testing.T) {
 	rejected := dataplane.Outcome[dataplane.Result]{Value: dataplane.Result{Failed: true}}
 	synced(v1alpha1.ModeIPTables, failed)
 	expectValues(t, a, ofNFTables, map[string]float64{})
-	synced(v1alpha1.ModeNFTables, good)
+	a.metrics.Proxy.InMode(v1alpha1.ModeIPTables)
+	expectValues(t, a, ofNFTables, map[string]float64{})
+	a.metrics.Proxy.InMode(v1alpha1.ModeNFTables)
 	expectValues(t, a, ofNFTables, map[string]float64{"IPv4": 0})
+	synced(v1alpha1.ModeNFTables, good)
 	synced(v1alpha1.ModeNFTables, failed)
 	synced(v1alpha1.ModeNFTables, rejected)
 	expectValues(t, a, ofNFTables, map[string]float64{"IPv4": 2})

@@ -107,7 +107,7 @@ func bindings(ctx context.Context) func() (map[string]admissionv1.ValidatingAdmi
 	}
 }
 
-// haveAllNames is that all of them are there.
+// haveAllNames matches a set with all policies.
 func haveAllNames() OmegaMatcher {
 	matchers := []OmegaMatcher{HaveLen(len(policyNames))}
 	for _, name := range policyNames {

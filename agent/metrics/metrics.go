@@ -185,6 +185,7 @@ func (m *Metrics) Show(s desired.Snapshot) {
 		age = s.Now.Sub(s.OldestPending).Seconds()
 	}
 	m.pending.Set(age)
+	m.Proxy.InMode(s.Mode.Mode)
 	m.Proxy.show(s.Changes)
 	for _, mode := range modes.Declarations() {
 		runs := s.Applied.Mode == mode.Mode

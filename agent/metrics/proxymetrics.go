@@ -22,6 +22,7 @@ type proxyMetrics struct {
 	endpointsPending, servicesPending             prometheus.Gauge
 	endpointChanges, serviceChanges               prometheus.Counter
 	flowDuration                                  *prometheus.HistogramVec
+	families                                      []dataplane.Family
 	flowsDeleted, healthz, livez                  *prometheus.CounterVec
 
 	shown desired.ChangeTotals // the values of the counters of changes
@@ -71,6 +72,7 @@ func programmingBuckets() []float64 {
 
 // begin initializes counters with 0: one that appears with 1 has not increased.
 func (m *proxyMetrics) begin(families []dataplane.Family) {
+	m.families = families
 	for _, family := range families {
 		for _, c := range []*prometheus.CounterVec{m.failures, m.partialFailures, m.flowsDeleted} {
 			c.WithLabelValues(string(family))
@@ -79,6 +81,16 @@ func (m *proxyMetrics) begin(families []dataplane.Family) {
 	for _, code := range []string{"200", "503"} {
 		m.healthz.WithLabelValues(code)
 		m.livez.WithLabelValues(code)
+	}
+}
+
+// InMode initializes the counters that only that mode has.
+func (m *proxyMetrics) InMode(mode v1alpha1.ProxyMode) {
+	if mode != v1alpha1.ModeNFTables {
+		return
+	}
+	for _, family := range m.families {
+		m.nftablesFailures.WithLabelValues(string(family))
 	}
 }
 
@@ -100,7 +112,9 @@ func (m *proxyMetrics) Synced(rulesets map[dataplane.Family]*dataplane.Ruleset, 
 		} else {
 			m.partialSyncs.WithLabelValues(label).Observe(took)
 		}
-		m.countFailure(label, rulesets[family], outcome.Err != nil || outcome.Value.Failed)
+		if outcome.Err != nil || outcome.Value.Failed {
+			m.countFailure(label, rulesets[family])
+		}
 		if outcome.Err != nil {
 			continue
 		}
@@ -112,20 +126,15 @@ func (m *proxyMetrics) Synced(rulesets map[dataplane.Family]*dataplane.Ruleset, 
 	}
 }
 
-// countFailure counts a sync if it failed. Kube-proxy has a counter for mode nftables alone, and the others not in
-// that mode.
-func (m *proxyMetrics) countFailure(family string, r *dataplane.Ruleset, failed bool) {
-	counters := []*prometheus.CounterVec{m.failures}
-	switch {
-	case r.Mode == v1alpha1.ModeNFTables:
-		counters[0] = m.nftablesFailures
-	case !r.Full:
-		counters = append(counters, m.partialFailures)
+// countFailure counts a failed sync. In mode NFTables only the counter of that mode increases, as in kube-proxy.
+func (m *proxyMetrics) countFailure(family string, r *dataplane.Ruleset) {
+	if r.Mode == v1alpha1.ModeNFTables {
+		m.nftablesFailures.WithLabelValues(family).Inc()
+		return
 	}
-	for _, c := range counters {
-		if counter := c.WithLabelValues(family); failed { // which is there with 0 from the first sync on
-			counter.Inc()
-		}
+	m.failures.WithLabelValues(family).Inc()
+	if !r.Full {
+		m.partialFailures.WithLabelValues(family).Inc()
 	}
 }
 

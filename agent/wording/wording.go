@@ -45,7 +45,7 @@ var (
 
 // Clause joins the lines and sentences of a text by others, so that it can be part of a sentence.
 func Clause(text string) string {
-	text = lineEnd.ReplaceAllString(strings.TrimSuffix(text, "."), "; ")
+	text = lineEnd.ReplaceAllString(strings.TrimSuffix(strings.TrimSpace(text), "."), "; ")
 	return sentenceEnd.ReplaceAllString(text, "; $1")
 }
 

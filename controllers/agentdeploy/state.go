@@ -88,7 +88,7 @@ type problem struct {
 	reason, pod, node, what string
 }
 
-// String is a sentence without its full stop, unless the text of another program has several.
+// String is the beginning of a message, which quotes another program.
 func (p problem) String() string {
 	node := "without a node"
 	if p.node != "" {

@@ -171,7 +171,7 @@ func (r *Reconciler) notApplied(ctx context.Context, owner admission.Owner, kind
 	if !retry.Denied(err) && !apierrors.IsBadRequest(err) && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) && !meta.IsNoMatchError(err) {
 		return 0, fmt.Errorf("apply the %s %s: %w", kind, name, err)
 	}
-	r.report(ctx, owner, fmt.Sprintf("the API server denies the %s %s; retrying every minute: %s", kind, name, retry.Message(err)))
+	r.report(ctx, owner, fmt.Sprintf("the API server denies the %s %s; retrying every minute: %s", kind, name, text.Clause(retry.Message(err))))
 	return retry.DeniedPause, nil
 }
 
@@ -180,5 +180,5 @@ func (r *Reconciler) report(ctx context.Context, owner admission.Owner, what str
 	log.FromContext(ctx).Info("Cannot maintain the objects of --manage-cluster-objects", "error", what)
 	r.Events.Write(metav1.NamespaceDefault, corev1.ObjectReference{
 		APIVersion: "v1", Kind: metrics.KindNamespace, Name: owner.Name, UID: owner.UID,
-	}, events.Kind{Severity: events.Warning, Reason: eventClusterObjectDenied, Action: actionApply}, text.Capital(text.Clause(what))+".")
+	}, events.Kind{Severity: events.Warning, Reason: eventClusterObjectDenied, Action: actionApply}, text.Capital(what)+".")
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/controllers/admission"
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
+	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
@@ -107,7 +108,7 @@ func (w *policyWatch) follow(ctx context.Context, kind client.Object) (informer 
 			w.fail(noPolicies)
 			return false, nil
 		case err != nil:
-			w.fail(fmt.Sprintf("the API server does not report how it serves admission policies, so none is created or restored; retrying every %s: %v", followPause, err))
+			w.fail(fmt.Sprintf("the API server does not report how it serves admission policies, so none is created or restored; retrying every %s: %s", followPause, text.Clause(err.Error())))
 			return false, nil
 		}
 		informer = found
@@ -121,7 +122,7 @@ func (w *policyWatch) failed(ctx context.Context, r *toolscache.Reflector, err e
 	toolscache.DefaultWatchErrorHandler(ctx, r, err)
 	if apierrors.IsForbidden(err) {
 		w.fail("the controller is not allowed to watch the admission policies, so they are created and restored late or not at all; retrying at least every minute: " +
-			retry.Message(err) + ". The permissions to list and watch are in the ClusterRole nodeproxy-controller-olm, which OLM creates from the clusterPermissions of the ClusterServiceVersion")
+			text.Clause(retry.Message(err)) + ". The permissions to list and watch are in the ClusterRole nodeproxy-controller-olm, which OLM creates from the clusterPermissions of the ClusterServiceVersion")
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"math"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -123,7 +122,7 @@ func notProgrammed(rules []v1alpha1.NodeProxyRules, now time.Time) (why string, 
 		why, remedy = c.Reason+": "+c.Message, ""
 	}
 	if count > 1 {
-		why = fmt.Sprintf("%s (and %d more)", strings.TrimSuffix(why, "."), count-1)
+		why = fmt.Sprintf("%s (and %d more)", text.FirstSentence(why), count-1)
 	}
 	return text.Sentence("Node "+first.Name+": "+why) + remedy, next
 }

@@ -80,7 +80,7 @@ func TestSummary(t *testing.T) {
 		"silent":  {rules: all[4:5], want: "False NodesNotProgrammed Node e: no report from its agent yet. Check that nodeproxy-agent runs there."},
 		"a longer message": {
 			rules: []v1alpha1.NodeProxyRules{rules("a", programmed("False", v1alpha1.ReasonFailed, "Not everything could be written: no. The agent retries.")), rules("b")},
-			want:  "False NodesNotProgrammed Node a: Failed: Not everything could be written: no. The agent retries (and 1 more).",
+			want:  "False NodesNotProgrammed Node a: Failed: Not everything could be written: no (and 1 more).",
 		},
 		"all well": {rules: []v1alpha1.NodeProxyRules{all[2], all[3], absentee}, want: "True AllProgrammed "},
 		"no nodes": {want: "False NoNodes There is no Linux Node."},

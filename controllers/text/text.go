@@ -34,12 +34,16 @@ func Truncate(s string, bytes int) string {
 // Sentence ends a text, which may quote another program, with one full stop.
 func Sentence(s string) string { return strings.TrimSuffix(s, ".") + "." }
 
-// sentenceEnd is the end of a sentence that another follows.
-var sentenceEnd = regexp.MustCompile(`\.\s+([A-Z])`)
+var (
+	lineEnd = regexp.MustCompile(`\.?\n`)
+	// sentenceEnd is the end of a sentence that another follows.
+	sentenceEnd = regexp.MustCompile(`\.\s+([A-Z])`)
+)
 
-// Clause joins the sentences of a text by another program, so that it can be part of a sentence.
+// Clause joins the lines and sentences of a text by another program, so that it can be part of a sentence.
 func Clause(s string) string {
-	return sentenceEnd.ReplaceAllString(strings.TrimSuffix(s, "."), "; $1")
+	s = lineEnd.ReplaceAllString(strings.TrimSuffix(strings.TrimSpace(s), "."), "; ")
+	return sentenceEnd.ReplaceAllString(s, "; $1")
 }
 
 // FirstSentence returns that of a message, without its full stop: what is wrong, without what to do.

@@ -10,11 +10,13 @@ const MaxSentences = 2
 
 var (
 	sentenceEnd = regexp.MustCompile(`\.( [A-Z]|$)`)
-	lowerCase   = regexp.MustCompile(`^[a-z]`)
+	capital     = regexp.MustCompile(`^[A-Z0-9]`)
 	// faults are what no message contains.
 	faults = map[string]*regexp.Regexp{
-		"a plural after 1":     regexp.MustCompile(`\b1 (more |other )?(Services|Nodes|nodes|pods|objects|policies|endpoints)\b`),
+		"a plural after 1":     regexp.MustCompile(`(^|[^.\d])1 (more |other )?(Services|Nodes|nodes|pods|objects|policies|endpoints)\b`),
 		"a verb in the plural": regexp.MustCompile(`\b1 (Service|Node|node|pod|object|policy|endpoint) (have|are|retain|wait)\b`),
+		"several lines":        regexp.MustCompile(`\n`),
+		"an empty clause":      regexp.MustCompile(`; *[;.]`),
 		"a space before %":     regexp.MustCompile(`\d %`),
 	}
 )
@@ -27,8 +29,8 @@ func Check(t testing.TB, message string) {
 	if message == "" {
 		return
 	}
-	if lowerCase.MatchString(message) {
-		t.Errorf("the message begins in lower case: %s", message)
+	if !capital.MatchString(message) {
+		t.Errorf("the message does not begin with a capital letter or a number: %s", message)
 	}
 	if message[len(message)-1] != '.' {
 		t.Errorf("the message does not end with a full stop: %s", message)

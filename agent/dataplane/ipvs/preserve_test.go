@@ -123,7 +123,7 @@ func TestKeepKeepsClientsOutsideOut(t *testing.T) {
 		held     *dataplane.Service // what the kernel has
 		old      *dataplane.Service // from disk
 		want     string
-		hasEntry bool // the entry
+		hasEntry bool // the ipset has it
 		restarts bool
 	}{
 		{"no local endpoint before", external(1, nil, remote), external(1, []string{local}, remote, local), "rr " + remote, true, true},

@@ -13,8 +13,8 @@ var ErrChanged = errors.New("another program has changed the tables")
 // ErrLost is returned by a Monitor for which the kernel has dropped events.
 var ErrLost = errors.New("the kernel has dropped events")
 
-// ErrInterrupted is returned for a listing during which any table has changed. It has everything from the
-// first to the last, but may lack something if what is listed has changed.
+// ErrInterrupted is returned for a listing during which any table has changed. It is read to its end, but may
+// lack something if the listed object itself has changed.
 var ErrInterrupted = errors.New("the tables have changed while they were read")
 
 // RejectedError is why the kernel rejects a batch: nothing of it was done.

@@ -21,8 +21,9 @@ const dumpPause = 2 * time.Millisecond
 //
 //   - The socket that reads owns the table: no other program can have changed it, and the order of a set does
 //     not depend on other tables.
-//   - It equals the one before. Elements that go meanwhile are in the one before, and not in this one. This
-//     also helps without an owner, and before there are events.
+//   - It equals the one before. Elements that go meanwhile are in the one before, and not in this one, unless
+//     they are put back in between: the next comparison would find those. This also helps without an owner, and
+//     before there are events.
 //
 // Parts may be of different generations, because the listing has that from before its first part: later changes
 // are in the journal, or are compared when events begin. If a batch is wrong because of them, the kernel rejects

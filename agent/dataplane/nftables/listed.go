@@ -13,7 +13,7 @@ import (
 // index to an endpoint. Those are packed, by destination: each takes the bytes of its data alone.
 type elements struct {
 	single map[string]*nft.Element // by key
-	packed map[string]*series         // by key without the index; nil: the set has no indexes
+	packed map[string]*series      // by key without the index; nil: the set has no indexes
 	width  int                     // of the data of packed elements
 	count  int                     // of packed elements
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft/unix"
 )
 
 // suspicion is how the table differs, at a generation, from what the last Apply has left in it.
@@ -155,11 +156,15 @@ func (d *Dataplane) suspectSets(c *config, s *suspicion, sets []string) error {
 		if set == setAffinity {
 			continue
 		}
-		if err := c.listSet(d.kernel, l, set); err != nil {
-			return err
-		}
-		if size += l.elements[set].len() + s.elements[set]; size > replacedElements {
+		if size += 2 * s.elements[set]; size > replacedElements { // as many listed as desired
 			return errUnsure
+		}
+		err := c.listSet(d.kernel, l, set)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, nft.ErrInterrupted) || l.elements[set].len() > replacedElements {
+			return errUnsure
+		}
+		if err != nil {
+			return err
 		}
 		stale[set] = make(map[string]*nft.Element, l.elements[set].len())
 		for e := range l.elements[set].all() {
