@@ -63,7 +63,7 @@ func TestInterruptedListing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			if c.owned && !r.own() {
-				t.Skip("this kernel's tables have no owner")
+				t.Skip("the kernel has no table flags owner and persist")
 			}
 			r.set(web())
 			r.apply()
