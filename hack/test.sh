@@ -205,8 +205,7 @@ run_times() { run "times" "$(packages_with "func ${timed#^}" | matching "$raced"
 # Tests of nodes mostly wait, so several run in parallel.
 run_kernel() { run "on the real kernel" "$kernel" "${retry[@]}" -- -p 2 -timeout 30m -parallel 3; }
 
-# Each test has its own cluster, in which mostly one program waits for another.
-run_parity() { run "side by side with kube-proxy" "$parity" "${retry[@]}" -- -timeout 60m -parallel 3; }
+run_parity() { run "side by side with kube-proxy" "$parity" "${retry[@]}" -- -timeout 60m; }
 
 # Each package has its own kernel, with one processor and up to 4 GiB of memory.
 run_ipvs() { run "mode IPVS" "$ipvs" "${retry[@]}" -- -p "${1:-2}" -timeout 30m; }
@@ -229,9 +228,8 @@ slow_user_mode_linux() {
 # Faults mostly wait, so several run in parallel. Each fails, and is repeated, alone.
 run_faults() { run "faults" "$faults" "${retry[@]}" -subtests -- -timeout 30m -parallel 5; }
 
-# Each test has its own cluster and mostly waits. All four run at once: the longest takes longer than two
-# of the others.
-run_e2e() { run "on real clusters" "$e2e" "${retry[@]}" -- -timeout 30m -parallel 4; }
+# Each test has its own cluster and mostly waits.
+run_e2e() { run "on real clusters" "$e2e" "${retry[@]}" -- -timeout 30m -parallel 3; }
 
 # The images' program is a separate module: hack/images/go.mod.
 run_images() {

@@ -101,6 +101,11 @@ func startNodes(t *testing.T, nodes int, zones ...string) *env {
 	if e.controller, err = e.nodeproxy.StartController(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the controller, %s", e.controller.Tail())
+		}
+	})
 	return e
 }
 
@@ -110,6 +115,11 @@ func (e *env) startAgent(args ...string) *cluster.Process {
 	if err != nil {
 		e.Fatal(err)
 	}
+	e.Cleanup(func() {
+		if e.Failed() {
+			e.Logf("the agent, %s", agent.Tail())
+		}
+	})
 	return agent
 }
 
@@ -117,7 +127,8 @@ func (e *env) startAgent(args ...string) *cluster.Process {
 func (e *env) until(f func(ctx context.Context) error) {
 	e.Helper()
 	if err := install.Until(e.Context(), limit, f); err != nil {
-		e.Fatal(err)
+		objects, listed := e.nodeproxy.Cluster.Kubectl(e.Context(), "get", "pods,endpointslices,nodeproxyrules", "--all-namespaces", "-o", "wide")
+		e.Fatal(errors.Join(err, listed), "\n"+objects)
 	}
 }
 

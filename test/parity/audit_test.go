@@ -34,7 +34,6 @@ func auditBeside(t *testing.T, edit func(*worlds.World)) {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
 	}
-	t.Parallel()
 	selection, steps := beside.Selection{First: firstWorld, Fixed: beside.Variable(t, auditWorldsVariable, 1, 2)}, 2
 	p := startPair(t)
 	p.ShareNode()

@@ -49,7 +49,6 @@ func TestSideBySide(t *testing.T) {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
 	}
-	t.Parallel()
 	selection, steps := selected(t), beside.Variable(t, stepsVariable, 1, 5)
 	limit := time.Duration(beside.Variable(t, deadlineVariable, 1, 30)) * time.Second
 	p := startPair(t)
