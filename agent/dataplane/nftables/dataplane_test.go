@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -226,12 +227,54 @@ func TestForgetClients(t *testing.T) {
 	after.Ports[0].Cluster = eps("10.244.1.1:8080 10.244.2.2:8080")
 	r.set(&after)
 	r.apply()
-	var clients []string
-	if err := r.conn.Elements(r.config.table(), setAffinity, func(e *nft.Element) {
+	if clients := r.clients(); !slices.Equal(clients, []string{"198.51.100.2"}) {
+		t.Errorf("clients %v", clients)
+	}
+}
+
+// clients are the addresses of those that keep an endpoint.
+func (r *rig) clients() (out []string) {
+	r.Helper()
+	err := r.conn.Elements(r.config.table(), setAffinity, func(e *nft.Element) {
 		a, _ := netip.AddrFromSlice(e.Key[:4])
-		clients = append(clients, a.String())
-	}); err != nil || !slices.Equal(clients, []string{"198.51.100.2"}) {
-		t.Errorf("clients %v, %v", clients, err)
+		out = append(out, a.String())
+	})
+	if err != nil {
+		r.Fatal(err)
+	}
+	return out
+}
+
+// TestForgetClientsOfAPart: clients of an endpoint that a batch has removed get another one although the next
+// batch fails, and the full pass after it.
+func TestForgetClientsOfAPart(t *testing.T) {
+	r := newRig(t)
+	set := func(endpoints int) {
+		for n := range 6 {
+			s := numbered(n, endpoints)
+			s.AffinitySeconds = 60
+			r.set(s)
+		}
+	}
+	set(4)
+	r.apply()
+	for n := range 6 { // of the endpoint that goes
+		r.nft(fmt.Sprintf("add element ip nodeproxy affinity { 198.51.100.%d . 172.16.0.%d . tcp . 80 timeout 60s : 10.128.0.%d . 8003 }", n, n, n))
+	}
+	batches := 0
+	r.wrap(func(b *nft.Batch, generation uint32, under kernel) error {
+		if batches++; batches > 2 && b.Len() != 1 { // after the first part, all but the message that deletes clients
+			return unix.ENOMEM
+		}
+		return under.Commit(b, generation)
+	})
+	r.batch = 20 // two Services
+	set(3)
+	if _, err := r.Apply(t.Context(), &r.rules); !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("the error is %v", err)
+	}
+	if clients := r.clients(); len(clients) != 4 { // of the other Services
+		t.Errorf("clients %v", clients)
 	}
 }
 
@@ -255,12 +298,8 @@ func TestForgetClientsOnce(t *testing.T) {
 	if r.apply(); k.dumps[setAffinity] != 1 {
 		t.Errorf("the clients are listed %d times", k.dumps[setAffinity])
 	}
-	var clients []string
-	if err := r.conn.Elements(r.config.table(), setAffinity, func(e *nft.Element) {
-		a, _ := netip.AddrFromSlice(e.Key[:4])
-		clients = append(clients, a.String())
-	}); err != nil || !slices.Equal(clients, []string{"198.51.100.2"}) {
-		t.Errorf("clients %v, %v", clients, err)
+	if clients := r.clients(); !slices.Equal(clients, []string{"198.51.100.2"}) {
+		t.Errorf("clients %v", clients)
 	}
 }
 
