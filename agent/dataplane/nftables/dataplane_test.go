@@ -232,6 +232,15 @@ func TestForgetClients(t *testing.T) {
 	}
 }
 
+// setAffine gives six Services session affinity, and so many endpoints.
+func (r *rig) setAffine(endpoints int) {
+	for n := range 6 {
+		s := numbered(n, endpoints)
+		s.AffinitySeconds = 60
+		r.set(s)
+	}
+}
+
 // clients are the addresses of those that keep an endpoint.
 func (r *rig) clients() (out []string) {
 	r.Helper()
@@ -249,14 +258,7 @@ func (r *rig) clients() (out []string) {
 // batch fails, and the full pass after it.
 func TestForgetClientsOfAPart(t *testing.T) {
 	r := newRig(t)
-	set := func(endpoints int) {
-		for n := range 6 {
-			s := numbered(n, endpoints)
-			s.AffinitySeconds = 60
-			r.set(s)
-		}
-	}
-	set(4)
+	r.setAffine(4)
 	r.apply()
 	for n := range 6 { // of the endpoint that goes
 		r.nft(fmt.Sprintf("add element ip nodeproxy affinity { 198.51.100.%d . 172.16.0.%d . tcp . 80 timeout 60s : 10.128.0.%d . 8003 }", n, n, n))
@@ -269,7 +271,7 @@ func TestForgetClientsOfAPart(t *testing.T) {
 		return under.Commit(b, generation)
 	})
 	r.batch = 20 // two Services
-	set(3)
+	r.setAffine(3)
 	if _, err := r.Apply(t.Context(), &r.rules); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("the error is %v", err)
 	}
@@ -282,19 +284,12 @@ func TestForgetClientsOfAPart(t *testing.T) {
 // program commits meanwhile.
 func TestForgetClientsOnce(t *testing.T) {
 	r := newRig(t)
-	set := func(endpoints int) {
-		for n := range 6 {
-			s := numbered(n, endpoints)
-			s.AffinitySeconds = 60
-			r.set(s)
-		}
-	}
-	set(4)
+	r.setAffine(4)
 	r.apply()
 	r.nft("add element ip nodeproxy affinity { 198.51.100.1 . 172.16.0.1 . tcp . 80 timeout 60s : 10.128.0.1 . 8003, 198.51.100.2 . 172.16.0.1 . tcp . 80 timeout 60s : 10.128.0.1 . 8000 }")
 	k := &busy{kernel: r.kernel, dumps: map[string]int{}, during: func(part string, _ int) bool { return part == setAffinity }}
 	r.kernel, r.batch = k, 20 // two Services
-	set(3)
+	r.setAffine(3)
 	if r.apply(); k.dumps[setAffinity] != 1 {
 		t.Errorf("the clients are listed %d times", k.dumps[setAffinity])
 	}

@@ -15,8 +15,8 @@ const dumpPause = 2 * time.Millisecond
 // times at most.
 //
 // The kernel marks a listing as interrupted if any program has committed a batch meanwhile, even one for
-// another table. A program that never stops writing interrupts every listing of a large set, however often it
-// is repeated. An interrupted listing has its last element nevertheless. It may only lack elements if others,
+// another table; Linux 6.18 marks those of elements never. A program that never stops writing interrupts every
+// long listing, however often it is repeated. An interrupted listing has its last element nevertheless. It may only lack elements if others,
 // which precede them, have gone: the kernel resumes by counting. So it is accepted in two cases:
 //
 //   - The socket that reads owns the table: no other program can have changed it, and the order of a set does

@@ -125,7 +125,7 @@ func (s *elements) find(k []byte) *nft.Element {
 	if e := s.single[string(k)]; e != nil {
 		return e
 	}
-	if data := s.data(k); data != nil {
+	if data := s.packedData(k); data != nil {
 		return &nft.Element{Key: slices.Clone(k), Data: data}
 	}
 	return nil
