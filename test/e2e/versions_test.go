@@ -18,6 +18,8 @@ import (
 var suite struct {
 	ctx  context.Context // ends with SIGINT or SIGTERM
 	root string          // of this repository
+	// places are taken by the clusters that run at a time.
+	places chan struct{}
 	// Both versions are built at most once.
 	first, next func() (version, error)
 }
@@ -44,6 +46,7 @@ func runSuite(m *testing.M) (status int, err error) {
 	}
 	defer os.RemoveAll(dir)
 	suite.ctx, suite.root = ctx, root
+	suite.places = make(chan struct{}, 3)
 	suite.first = sync.OnceValues(func() (version, error) { return build(ctx, root, filepath.Join(dir, first), first) })
 	suite.next = sync.OnceValues(func() (version, error) { return build(ctx, root, filepath.Join(dir, next), next) })
 	return m.Run(), nil

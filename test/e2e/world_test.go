@@ -48,7 +48,7 @@ func newWorld(t *testing.T, options kubelets.Options) *world {
 	if err := cluster.Check(); err != nil {
 		t.Skip(err)
 	}
-	t.Parallel() // they wait more than they work
+	inParallel(t)
 	if suite.ctx.Err() != nil {
 		t.Fatal("interrupted")
 	}
@@ -69,6 +69,23 @@ func newWorld(t *testing.T, options kubelets.Options) *world {
 	w := &world{ctx: suite.ctx, root: suite.root, temp: t.TempDir(), cluster: c}
 	t.Cleanup(w.background.Wait)
 	return w
+}
+
+// inParallel runs the rest of a test beside others, because clusters wait more than they work. The first
+// tests of the package get the places: which of them go on first is not defined otherwise, and the
+// longest must not begin when the others have ended.
+func inParallel(t *testing.T) {
+	placed := false
+	select {
+	case suite.places <- struct{}{}:
+		placed = true
+	default:
+	}
+	t.Parallel()
+	if !placed {
+		suite.places <- struct{}{}
+	}
+	t.Cleanup(func() { <-suite.places })
 }
 
 // well returns nil when all is well: nodes and pods are ready, each kernel has the
