@@ -300,6 +300,36 @@ func TestExposed(t *testing.T) {
 	}
 }
 
+// TestExposedAtBoth: the source ranges of an external IP that is a load-balancer IP, too, depend on the
+// mode.
+func TestExposedAtBoth(t *testing.T) {
+	for clients, modes := range map[string][]v1alpha1.ProxyMode{
+		"any":                                {v1alpha1.ModeIPTables, v1alpha1.ModeIPVS},
+		"any; in mode NFTables 192.0.2.0/24": {v1alpha1.ModeIPTables, v1alpha1.ModeNFTables},
+		"192.0.2.0/24":                       {v1alpha1.ModeNFTables, v1alpha1.ModeNFTables},
+	} {
+		w := newWorld()
+		svc := w.service("web")
+		svc.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
+		svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, "203.0.113.10")
+		w.render()
+		for i, mode := range modes {
+			w.node(i).Status.Mode = mode
+		}
+		got := map[string]string{}
+		for _, x := range w.examine(t, "").Exposure {
+			got[x.Type+" "+x.Addresses] = x.Clients
+		}
+		for of, want := range map[string]string{
+			"ExternalIP 198.51.100.20": "any", "ExternalIP 203.0.113.10": clients, "LoadBalancerIP 203.0.113.10": "192.0.2.0/24",
+		} {
+			if got[of] != want {
+				t.Errorf("%v: clients of %s are %q, want %q", modes, of, got[of], want)
+			}
+		}
+	}
+}
+
 // TestScaledToZero: a Service without pods is a warning, unless the user asks for it.
 func TestScaledToZero(t *testing.T) {
 	for asked, want := range map[string]findings.Severity{"": findings.Warning, "shop/web": findings.Problem} {

@@ -76,7 +76,15 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 			show(kind, strings.Join(byPorts[ports], ", "), clients, strings.Fields(ports))
 		}
 	}
-	showAddresses("ExternalIP", anyClient, spec.ExternalIPs)
+	var external, both []string
+	for _, a := range spec.ExternalIPs {
+		if slices.Contains(spec.LoadBalancerIPs, a) {
+			both = append(both, a)
+		} else {
+			external = append(external, a)
+		}
+	}
+	showAddresses("ExternalIP", anyClient, external)
 	clients := anyClient
 	if len(spec.LoadBalancerSourceRanges) > 0 {
 		clients = findings.Some(spec.LoadBalancerSourceRanges)
@@ -84,10 +92,29 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 	if svc := e.services[name]; svc != nil && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && len(svc.Status.LoadBalancer.Ingress) == 0 {
 		e.Notef("%s is of type LoadBalancer and has no address yet: the cluster's load balancer controller assigns one", name)
 	}
+	showAddresses("ExternalIP", e.clientsOfBoth(clients), both)
 	showAddresses("LoadBalancerIP", clients, spec.LoadBalancerIPs)
 	if spec.HealthCheckNodePort != 0 {
 		show("HealthCheckNodePort", nodePorts, anyClient, []string{fmt.Sprintf("%d/TCP", spec.HealthCheckNodePort)})
 	}
+}
+
+// clientsOfBoth returns the clients of an external IP that is a load-balancer IP, too. Only mode
+// NFTables applies the source ranges to it.
+func (e *examination) clientsOfBoth(restricted string) string {
+	nodes := 0
+	for _, node := range e.Nodes {
+		if node.Status.Mode == v1alpha1.ModeNFTables {
+			nodes++
+		}
+	}
+	switch {
+	case nodes == 0 || restricted == anyClient:
+		return anyClient
+	case nodes == len(e.Nodes):
+		return restricted
+	}
+	return fmt.Sprintf("%s; in mode NFTables %s", anyClient, restricted)
 }
 
 // nodePortAddresses returns which addresses of the nodes serve node ports.
