@@ -30,6 +30,7 @@ planted() {
 
 conclude() {
 	local name=$1 problem=$2
+	concluded=1
 	if [[ -n $problem ]]; then
 		cat "$temp/log"
 		echo "hack/plant.sh: $name: the planted fault $problem; the output of the run is above" >&2
@@ -153,4 +154,8 @@ unclustered parity parity TESTFLAGS='-run ^TestSideBySide$'
 unclustered ipvs ipvs TESTFLAGS='-run ^TestModeSwitch$'
 unclustered ipvs/parity ipvs TESTFLAGS='-run ^TestTakeOver$'
 unclustered e2e e2e E2E=install
+if [[ -z ${concluded:-} ]]; then
+	echo "hack/plant.sh: no fault's name matches PLANT=${PLANT:-}" >&2
+	status=1
+fi
 exit "$status"

@@ -228,8 +228,8 @@ slow_user_mode_linux() {
 # Faults mostly wait, so several run in parallel. Each fails, and is repeated, alone.
 run_faults() { run "faults" "$faults" "${retry[@]}" -subtests -- -timeout 30m -parallel 5; }
 
-# Each test has its own cluster. The tests themselves limit how many run in parallel.
-run_e2e() { run "on real clusters" "$e2e" "${retry[@]}" -- -timeout 30m -parallel 8; }
+# Each test has its own cluster and mostly waits.
+run_e2e() { run "on real clusters" "$e2e" "${retry[@]}" -- -timeout 30m -parallel 3; }
 
 # The images' program is a separate module: hack/images/go.mod.
 run_images() {

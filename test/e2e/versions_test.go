@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,7 +19,7 @@ import (
 var suite struct {
 	ctx  context.Context // ends with SIGINT or SIGTERM
 	root string          // of this repository
-	// places are taken by the clusters that run at a time.
+	// places are taken by the clusters that run at a time, as many as -parallel allows.
 	places chan struct{}
 	// Both versions are built at most once.
 	first, next func() (version, error)
@@ -46,7 +47,12 @@ func runSuite(m *testing.M) (status int, err error) {
 	}
 	defer os.RemoveAll(dir)
 	suite.ctx, suite.root = ctx, root
-	suite.places = make(chan struct{}, 3)
+	// A test that waits for a place must not keep another from running.
+	flag.Parse()
+	suite.places = make(chan struct{}, flag.Lookup("test.parallel").Value.(flag.Getter).Get().(int))
+	if err := flag.Set("test.parallel", "1000"); err != nil {
+		return 1, err
+	}
 	suite.first = sync.OnceValues(func() (version, error) { return build(ctx, root, filepath.Join(dir, first), first) })
 	suite.next = sync.OnceValues(func() (version, error) { return build(ctx, root, filepath.Join(dir, next), next) })
 	return m.Run(), nil

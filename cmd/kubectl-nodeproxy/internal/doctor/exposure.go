@@ -92,7 +92,9 @@ func (e *examination) exposed(name types.NamespacedName, rules *v1alpha1.Service
 	if svc := e.services[name]; svc != nil && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && len(svc.Status.LoadBalancer.Ingress) == 0 {
 		e.Notef("%s is of type LoadBalancer and has no address yet: the cluster's load balancer controller assigns one", name)
 	}
-	showAddresses("ExternalIP", e.clientsOfBoth(clients), both)
+	if len(both) > 0 {
+		showAddresses("ExternalIP", e.clientsOfBoth(clients), both)
+	}
 	showAddresses("LoadBalancerIP", clients, spec.LoadBalancerIPs)
 	if spec.HealthCheckNodePort != 0 {
 		show("HealthCheckNodePort", nodePorts, anyClient, []string{fmt.Sprintf("%d/TCP", spec.HealthCheckNodePort)})
