@@ -255,8 +255,5 @@ func equalPort(a, b dataplane.Port) bool {
 	return a.Name == b.Name && a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort &&
 		a.Available == b.Available &&
 		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
-		slices.Equal(a.LocalEndpoints, b.LocalEndpoints) && slices.Equal(a.Lost, b.Lost) &&
-		// A TCP connection without an answer goes to an endpoint of the current or former rules: a
-		// change of the other lists shows when one is gone.
-		(a.Protocol != v1alpha1.ProtocolUDP || slices.Equal(a.Serving, b.Serving))
+		slices.Equal(a.LocalEndpoints, b.LocalEndpoints) && slices.Equal(a.Serving, b.Serving) && slices.Equal(a.Lost, b.Lost)
 }

@@ -7,8 +7,9 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// TestServing: flows are preserved to whatever receives traffic somewhere, though
-// this node would not choose it now.
+// TestServing: UDP flows are preserved to whatever receives traffic somewhere, though
+// this node would not choose it now. TCP connections without an answer are not: they would
+// stay when a terminating endpoint, which no rule has, ends.
 func TestServing(t *testing.T) {
 	const cluster, local = v1alpha1.TrafficPolicyCluster, v1alpha1.TrafficPolicyLocal
 	type groups = []v1alpha1.EndpointGroup
@@ -27,7 +28,10 @@ func TestServing(t *testing.T) {
 		{"those of other nodes", local, "UDP", groups{groupOf(ready, "", ".1", ".2")}, ".1 .2", false},
 		{"none", cluster, "UDP", nil, "", false},
 		{"TCP", cluster, "TCP", groups{groupOf(ready, "", ".1")}, ".1", true},
-		{"TCP, and those of other zones", cluster, "TCP", groups{groupOf(ready, "a", ".1"), groupOf(ready, "b", ".2")}, ".1 .2", false},
+		{"TCP, without those of other zones", cluster, "TCP", groups{groupOf(ready, "a", ".1"), groupOf(ready, "b", ".2")}, ".1", true},
+		{"TCP, without terminating ones", cluster, "TCP", groups{groupOf(ready, "", ".2"), groupOf(terminating, "", ".1")}, ".2", true},
+		{"TCP, terminating ones alone", cluster, "TCP", groups{groupOf(terminating, "", ".1")}, ".1", true},
+		{"TCP, without those of other nodes", local, "TCP", groups{groupOf(ready, "", ".1", ".2")}, "", false},
 		{"SCTP", cluster, "SCTP", groups{groupOf(ready, "", ".1")}, "", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -53,8 +57,7 @@ func TestServing(t *testing.T) {
 				t.Error("not equal to its copy")
 			}
 			other.Ports[0].Serving = append(other.Ports[0].Serving, svc.Ports[0].Serving...)
-			// Of TCP what no other list has is no change.
-			if same := tt.protocol != "UDP" || len(p.Serving) == 0; Equal(svc, &other) != same {
+			if same := len(p.Serving) == 0; Equal(svc, &other) != same {
 				t.Errorf("equal to a Service that serves otherwise: %v, want %v", !same, same)
 			}
 		})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
@@ -20,8 +21,8 @@ const (
 	// earlyService is what clients connect to before it exists.
 	earlyService = "10.96.50.51"
 	// earlyPatience is how long a client waits that does not give up: TCP sends the
-	// first packet again after 1, 3, 7 and 15 s.
-	earlyPatience = 30 * time.Second
+	// first packet again after 1, 3, 7, 15 and 31 s.
+	earlyPatience = 40 * time.Second
 )
 
 // TestEarlyConnections has clients connect to a Service that does not exist yet,
@@ -38,31 +39,48 @@ func TestEarlyConnections(t *testing.T) {
 	if err := e.nodeproxy.Cluster.RouteFromOutside(earlyService, e.node); err != nil {
 		t.Fatal(err)
 	}
-	one := e.server("one", "10.244.1.101")
-	e.answersWhoWasEarly(from, 30000, func() {
-		service := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "early"},
-			Spec: corev1.ServiceSpec{ClusterIP: earlyService, Selector: map[string]string{"app": "flows"},
-				Ports: []corev1.ServicePort{{Port: 8080}}},
-		}
-		if err := e.nodeproxy.Cluster.Client().Create(t.Context(), service); err != nil {
-			t.Fatal(err)
-		}
+	one, two := e.server("one", "10.244.1.101"), e.server("two", "10.244.1.102")
+	// The test writes the slice: clients that wait would be rejected while the Service had
+	// no endpoint, and each step is one change.
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "early",
+			Labels: map[string]string{discoveryv1.LabelServiceName: "early"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Port: new(int32(8080))}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{one.IP()}, NodeName: new(e.node.Name()),
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}},
+	}
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "early"},
+		Spec:       corev1.ServiceSpec{ClusterIP: earlyService, Ports: []corev1.ServicePort{{Port: 8080}}},
+	}
+	write := e.nodeproxy.Cluster.Client()
+	e.answersWhoWasEarly(from, 30000, func() error {
+		return errors.Join(write.Create(t.Context(), slice), write.Create(t.Context(), service))
 	})
 	if _, err := one.Exec(t.Context(), "iptables", "-A", "INPUT", "-p", "tcp", "-j", "DROP"); err != nil {
 		t.Fatal(err)
 	}
-	e.answersWhoWasEarly(from, 30001, func() {
-		e.server("two", "10.244.1.102")
-		if err := one.Delete(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+	e.answersWhoWasEarly(from, 30001, func() error { // it is terminating
+		slice.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{two.IP()}, NodeName: new(e.node.Name()),
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
+		return write.Update(t.Context(), slice)
+	})
+	if _, err := two.Exec(t.Context(), "iptables", "-A", "INPUT", "-p", "tcp", "-j", "DROP"); err != nil {
+		t.Fatal(err)
+	}
+	three := e.server("three", "10.244.1.103")
+	e.answersWhoWasEarly(from, 30002, func() error { // it is gone
+		slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{three.IP()}, NodeName: new(e.node.Name()),
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}}
+		return errors.Join(write.Update(t.Context(), slice), one.Delete(t.Context()), two.Delete(t.Context()))
 	})
 }
 
 // answersWhoWasEarly connects to the Service from each place, from a given port for
 // a moment and from another one with patience, and then has it answer.
-func (e *env) answersWhoWasEarly(from []*cluster.Place, port int, answer func()) {
+func (e *env) answersWhoWasEarly(from []*cluster.Place, port int, answer func() error) {
 	e.Helper()
 	waiting := make(chan error, len(from))
 	for _, place := range from {
@@ -72,7 +90,9 @@ func (e *env) answersWhoWasEarly(from []*cluster.Place, port int, answer func())
 		go func() { waiting <- e.connectEarly(place, 0, earlyPatience) }()
 	}
 	e.until(func(context.Context) error { return e.waitUnanswered(2 * len(from)) })
-	answer()
+	if err := answer(); err != nil {
+		e.Fatal(err)
+	}
 	for range from {
 		if err := cmp.Or(<-waiting, load.Planted()); err != nil {
 			load.Lost(e, "a client that waited: %v", err)
