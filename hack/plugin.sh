@@ -3,16 +3,17 @@
 # materials (NAME.cdx.json, CycloneDX), and nodeproxy.yaml, the manifest for krew. The
 # files are reproducible. Variables:
 #
-#   VERSION        the version of the plugin; krew requires vX.Y.Z
-#   PLUGIN_URL     the download location of the archives
-#   PLUGIN_OUTPUT  another output directory
+#   VERSION           the version of the plugin; krew requires vX.Y.Z
+#   PLUGIN_URL        the download location of the archives
+#   PLUGIN_OUTPUT     another output directory
+#   PLUGIN_PLATFORMS  instead of all in hack/plugin/platforms, as in "linux/amd64 darwin/arm64"
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 VERSION=${VERSION:?set the version of the plugin}
 PLUGIN_URL=${PLUGIN_URL:-https://github.com/nodeproxy-io/nodeproxy/releases/download/$VERSION}
 PLUGIN_OUTPUT=${PLUGIN_OUTPUT:-dist/plugin}
-mapfile -t PLATFORMS <hack/plugin/platforms # make verify compiles for them, too
+read -r -d '' -a platforms <<<"${PLUGIN_PLATFORMS:-$(cat hack/plugin/platforms)}" || true
 
 semver='^v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$'
 if [[ ! $VERSION =~ $semver ]]; then
@@ -26,8 +27,8 @@ trap 'rm -rf "$work"' EXIT
 (cd hack/images && GOARCH='' GOOS='' GOWORK=off CGO_ENABLED=0 go build -buildvcs=false -o "$work/sbom" ./sbom)
 created=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 
-platforms=""
-for platform in "${PLATFORMS[@]}"; do
+selectors=""
+for platform in "${platforms[@]}"; do
 	os=${platform%/*} arch=${platform#*/}
 	program=kubectl-nodeproxy
 	[[ $os != windows ]] || program+=.exe
@@ -43,7 +44,7 @@ for platform in "${PLATFORMS[@]}"; do
 		LICENSE kubectl_complete-nodeproxy "$program" | gzip --no-name --best >"$PLUGIN_OUTPUT/$archive"
 	"$work/sbom" -archive "$PLUGIN_OUTPUT/$archive" -name kubectl-nodeproxy -version "$VERSION" -created "$created" \
 		-program "$directory/$program" -out "$PLUGIN_OUTPUT/${archive%.tar.gz}.cdx.json"
-	platforms+="  - selector: {matchLabels: {os: $os, arch: $arch}}
+	selectors+="  - selector: {matchLabels: {os: $os, arch: $arch}}
     uri: $PLUGIN_URL/$archive
     sha256: $(sha256sum "$PLUGIN_OUTPUT/$archive" | cut -d ' ' -f 1)
     bin: $program
@@ -66,7 +67,7 @@ spec:
   caveats: |
     You need the ClusterRoles nodeproxy-viewer and view, bound cluster-wide.
   platforms:
-$platforms
+$selectors
 END
 sed -i '$ d' "$PLUGIN_OUTPUT/nodeproxy.yaml"
 echo "$PLUGIN_OUTPUT has the archives, their SBOMs and nodeproxy.yaml."

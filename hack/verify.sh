@@ -57,12 +57,4 @@ for module in . hack/images; do
 		failed=1
 	fi
 done
-
-# The plugin runs on laptops, like kubectl. With make's flags, its archives reuse what is
-# compiled here.
-mapfile -t platforms < <(grep -vxF "$(go env GOHOSTOS)/$(go env GOHOSTARCH)" hack/plugin/platforms)
-for platform in "${platforms[@]}"; do
-	echo "go vet of the plugin for $platform ..."
-	GOOS=${platform%/*} GOARCH=${platform#*/} go vet ./cmd/kubectl-nodeproxy/... ./agent/tracer || failed=1
-done
 exit "$failed"
