@@ -18,7 +18,7 @@ func TestTimeOfWatching(t *testing.T) {
 	const (
 		services  = 1000
 		perSecond = 50
-		lasts     = 10 * time.Second
+		lasts     = 5 * time.Second
 	)
 	n := newLiveNode(t, "xtables-nft-multi", services)
 	n.loopRests()
