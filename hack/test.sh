@@ -309,7 +309,6 @@ run_all() {
 	api=$(not_matching "$raced" <<<"$api")
 	kernel=$(not_matching "$raced" <<<"$kernel")
 	run_unit
-	run_images
 	run_api
 	run_speed
 	run_tenants
@@ -324,6 +323,7 @@ run_all() {
 	run_e2e
 	run_demo
 	run_demo_nftables
+	run_images
 	together
 	run_faults
 }
