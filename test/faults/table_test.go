@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 )
 
@@ -54,7 +55,22 @@ func order() []string {
 		"rules-flushed", "lock-held", "state-directory-full", "cut-off", "endpoint-changes", "rules-objects-deleted",
 		"crds-deleted", "nodeproxy-deleted", "node-deleted", "permissions-revoked",
 		fullTable, "clock-jumped",
-		"nftables-agent-killed", "nftables-agent-restarted", "nftables-reboot", "nftables-rules-flushed", "nftables-state-directory-full",
+		"nftables-agent-killed", "nftables-api-server-down", "nftables-etcd-restarted", "nftables-agent-restarted", "nftables-reboot",
+		"nftables-rules-flushed", "nftables-state-directory-full",
+	}
+}
+
+// TestOrder: each fault has its place in the table.
+func TestOrder(t *testing.T) {
+	known := []string{fullTable}
+	for _, g := range groups() {
+		for _, f := range g.faults {
+			known = append(known, f.name)
+		}
+	}
+	slices.Sort(known)
+	if placed := slices.Sorted(slices.Values(order())); !slices.Equal(placed, known) {
+		t.Errorf("faults %v\nhave places %v", known, placed)
 	}
 }
 
