@@ -13,7 +13,12 @@ cd "$(dirname "$0")/.."
 VERSION=${VERSION:?set the version of the plugin}
 PLUGIN_URL=${PLUGIN_URL:-https://github.com/nodeproxy-io/nodeproxy/releases/download/$VERSION}
 PLUGIN_OUTPUT=${PLUGIN_OUTPUT:-dist/plugin}
-read -r -d '' -a platforms <<<"${PLUGIN_PLATFORMS:-$(cat hack/plugin/platforms)}" || true
+list=${PLUGIN_PLATFORMS:-$(cat hack/plugin/platforms)}
+read -r -d '' -a platforms <<<"$list" || true # it reads to the end
+if [[ ${#platforms[@]} -eq 0 ]]; then
+	echo "hack/plugin.sh: PLUGIN_PLATFORMS is blank: name platforms as in hack/plugin/platforms, or unset it for all" >&2
+	exit 1
+fi
 
 semver='^v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$'
 if [[ ! $VERSION =~ $semver ]]; then

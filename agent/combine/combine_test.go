@@ -211,8 +211,7 @@ func TestFamilies(t *testing.T) {
 			Ports: []dataplane.Port{{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080, Available: true,
 				Cluster:        []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
 				Local:          []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
-				LocalEndpoints: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")},
-				Serving:        []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")}}}},
+				LocalEndpoints: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")}}}},
 		dataplane.IPv6: {Name: name, ClusterIP: netip.MustParseAddr("fd00:10:96::c7"),
 			ExternalIPs:   []netip.Addr{netip.MustParseAddr("2001:db8::9")},
 			SourceRanges:  []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")},
@@ -220,8 +219,7 @@ func TestFamilies(t *testing.T) {
 			Ports: []dataplane.Port{{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080, Available: true,
 				Cluster:        []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
 				Local:          []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
-				LocalEndpoints: []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")},
-				Serving:        []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")}}}},
+				LocalEndpoints: []netip.AddrPort{netip.MustParseAddrPort("[fd00::5]:8080")}}}},
 	}
 	equate := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 	equatePrefix := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })

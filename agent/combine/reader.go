@@ -236,14 +236,11 @@ func (r *reader) selectEndpoints(svc *dataplane.Service, port *dataplane.Port, s
 			port.Local = among(port.LocalEndpoints, collect(terminating, all))
 		}
 	}
-	switch port.Protocol {
-	case v1alpha1.ProtocolUDP:
+	if port.Protocol == v1alpha1.ProtocolUDP {
 		port.Serving = collect(slices.Concat(ready, terminating), all)
-	case v1alpha1.ProtocolTCP:
-		port.Serving = union(port.Cluster, port.Local)
-	}
-	if slices.Equal(port.Serving, port.Cluster) {
-		port.Serving = port.Cluster // nearly always; saves memory
+		if slices.Equal(port.Serving, port.Cluster) {
+			port.Serving = port.Cluster // nearly always; saves memory
+		}
 	}
 }
 
@@ -326,19 +323,6 @@ func collect(groups []group, use func(*v1alpha1.EndpointGroup) bool) []netip.Add
 		return sortedEndpoints(used[0])
 	}
 	return sortedEndpoints(slices.Concat(used...))
-}
-
-// union returns what at least one of two sorted lists has, sorted.
-func union(a, b []netip.AddrPort) []netip.AddrPort {
-	switch {
-	case len(a) == 0:
-		return b
-	case len(b) == 0:
-		return a
-	}
-	out := slices.Concat(a, b)
-	slices.SortFunc(out, netip.AddrPort.Compare)
-	return slices.Compact(out)
 }
 
 // among returns those of list that are local.

@@ -248,7 +248,7 @@ func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node,
 }
 
 // sure reports whether a stale flow may be removed now. An endpoint that is about to end may
-// just be answering a new connection; one without an answer in two passes will get none. An
+// just be answering a new connection; one without an answer in two passes hardly gets one. An
 // address that is not translated never answers.
 func (c *Cleaner) sure(f Flow, reason Reason) bool {
 	return f.Protocol != v1alpha1.ProtocolTCP || reason == NotTranslated || c.silent.Has(f)

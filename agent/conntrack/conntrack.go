@@ -61,7 +61,7 @@ type Reason string
 
 // Reasons.
 const (
-	// EndpointGone: the flow's endpoint is gone.
+	// EndpointGone: the flow's endpoint is gone, or, of TCP, no longer in the rules.
 	EndpointGone Reason = "endpoint_gone"
 	// NoEndpoint: likewise, and there is no other endpoint.
 	NoEndpoint Reason = "no_endpoint"

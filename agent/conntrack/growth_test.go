@@ -24,7 +24,7 @@ func TestGrowth(t *testing.T) {
 		}
 		return s
 	}, func(s *dataplane.Service) {
-		eachServed(s, v1alpha1.ProtocolUDP, func(Filter, *dataplane.Port) {})
+		eachServed(s, v1alpha1.ProtocolUDP, func(Filter, *dataplane.Destination) {})
 	})
 }
 
@@ -39,11 +39,11 @@ func TestGrowthOfState(t *testing.T) {
 		g := given{before: dataplanetest.Sized(size), after: dataplanetest.Sized(size)}
 		for i := range g.after.Ports {
 			p := &g.after.Ports[i]
-			p.Serving = append(slices.Clone(p.Serving[1:]), netip.AddrPortFrom(netip.MustParseAddr("10.255.0.1"), p.Port))
+			p.Cluster = append(slices.Clone(p.Cluster[1:]), netip.AddrPortFrom(netip.MustParseAddr("10.255.0.1"), p.Port))
 		}
-		eachServed(g.after, v1alpha1.ProtocolTCP, func(at Filter, port *dataplane.Port) {
+		eachServed(g.after, v1alpha1.ProtocolTCP, func(at Filter, d *dataplane.Destination) {
 			if at.Address.IsValid() {
-				g.flows = append(g.flows, Flow{Destination: netip.AddrPortFrom(at.Address, at.Port), ReplySource: port.Serving[len(port.Serving)-1]})
+				g.flows = append(g.flows, Flow{Destination: netip.AddrPortFrom(at.Address, at.Port), ReplySource: d.Port.Cluster[len(d.Port.Cluster)-1]})
 			}
 		})
 		return g

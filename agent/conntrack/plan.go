@@ -43,7 +43,7 @@ type target struct {
 	unknown bool
 }
 
-// endpoints are those of one Service port, shared by all its destinations.
+// endpoints are those of one Service port, shared by its destinations.
 type endpoints struct {
 	list []netip.AddrPort
 	set  sets.Set[netip.AddrPort] // of many, built on first use
@@ -59,6 +59,32 @@ func (e *endpoints) has(a netip.AddrPort) bool {
 	return e.set.Has(a)
 }
 
+// lists are the endpoints of a port: of UDP those that receive traffic anywhere, else those that
+// traffic policy Cluster selects, and those of policy Local.
+type lists []*endpoints
+
+func listsOf(port *dataplane.Port) lists {
+	if port.Protocol == v1alpha1.ProtocolUDP {
+		return lists{{list: port.Serving}}
+	}
+	return lists{{list: port.Cluster}, {list: port.Local}}
+}
+
+// of returns where flows to a destination of the port may go. With policy Local external addresses
+// have both lists: pods and the node itself reach all endpoints by them.
+func (l lists) of(d *dataplane.Destination) []*endpoints {
+	switch {
+	case len(l) == 1:
+		return l
+	case !d.Local:
+		return l[:1]
+	case d.Kind == dataplane.ClusterIP:
+		return l[1:]
+	default:
+		return l
+	}
+}
+
 func (t *target) has(a netip.AddrPort) bool {
 	return slices.ContainsFunc(t.endpoints, func(e *endpoints) bool { return e.has(a) })
 }
@@ -67,10 +93,10 @@ func (t *target) empty() bool {
 	return !slices.ContainsFunc(t.endpoints, func(e *endpoints) bool { return len(e.list) > 0 })
 }
 
-// judge returns why a flow to the target is stale; empty: it is not. A flow to any endpoint that
-// still gets traffic is valid, even if the rules of this node would not select it now: policies
-// and hints apply to new flows. A mode that translates flows itself preserves those of table
-// nat, but not the other way round.
+// judge returns why a flow to the target is stale; empty: it is not. A UDP flow to any endpoint
+// that still gets traffic is valid, even if the rules of this node would not select it now: policies
+// and hints apply to new flows. A TCP connection without an answer is as good as new. A mode that
+// translates flows itself preserves those of table nat, but not the other way round.
 func (t *target) judge(f Flow, ownFlows bool) Reason {
 	switch {
 	case t.unknown:
@@ -112,10 +138,10 @@ func (p *plan) add(svc *dataplane.Service, unknown bool) {
 		others = svc.OfOthers(p.own)
 	}
 	var last *dataplane.Port // all destinations of a port follow each other
-	var of *endpoints
-	eachServed(svc, p.protocol, func(at Filter, port *dataplane.Port) {
-		if port != last {
-			last, of = port, &endpoints{list: port.Serving}
+	var of lists
+	eachServed(svc, p.protocol, func(at Filter, d *dataplane.Destination) {
+		if d.Port != last {
+			last, of = d.Port, listsOf(d.Port)
 		}
 		t := p.targets[at]
 		if t == nil {
@@ -126,16 +152,16 @@ func (p *plan) add(svc *dataplane.Service, unknown bool) {
 		if unknown || others.Has(at.Address) {
 			t.unknown = true
 		} else {
-			t.endpoints = append(t.endpoints, of)
+			t.endpoints = append(t.endpoints, of.of(d)...)
 		}
 	})
 }
 
 // eachServed calls f with each destination that a Service, which may be nil, serves over a protocol.
-func eachServed(svc *dataplane.Service, protocol v1alpha1.Protocol, f func(at Filter, port *dataplane.Port)) {
+func eachServed(svc *dataplane.Service, protocol v1alpha1.Protocol, f func(at Filter, d *dataplane.Destination)) {
 	for d := range svc.Destinations() {
 		if d.Port.Protocol == protocol && !d.Repeated {
-			f(Filter{d.Address, d.Number}, d.Port)
+			f(Filter{d.Address, d.Number}, &d)
 		}
 	}
 }

@@ -39,6 +39,7 @@ func service(name, text string) *dataplane.Service {
 			p.NodePort = number(value)
 		case "ep":
 			p.Serving = append(p.Serving, netip.MustParseAddrPort(value))
+			p.Cluster = p.Serving
 		default:
 			panic("service: unknown word " + words[i])
 		}
@@ -246,6 +247,48 @@ func TestStaleFlowsIPv6(t *testing.T) {
 		}
 		if got := p.judge(flow(to, a)); got != "" {
 			t.Errorf("%s to the endpoint: got %q", to, got)
+		}
+	}
+}
+
+// TestTCPFollowsTheRules: connections without an answer are to endpoints that the rules of their
+// destination have.
+func TestTCPFollowsTheRules(t *testing.T) {
+	const ready, terminating, gone = "10.180.0.1:80", "10.180.0.2:80", "10.180.0.3:80"
+	s := service("s", "ip 172.30.0.41 ext 192.168.99.11 tcp port 80 np 3001 ep "+ready)
+	s.ExternalLocal = true
+	s.Ports[0].Local = []netip.AddrPort{netip.MustParseAddrPort(terminating)} // this node's only one
+	s.Ports[0].Serving = nil
+	before := *s
+	before.Ports = slices.Clone(s.Ports)
+	before.Ports[0].Cluster = append([]netip.AddrPort{netip.MustParseAddrPort(gone)}, before.Ports[0].Cluster...)
+	state := newState(v1alpha1.ProtocolTCP)
+	state.commit(ruleset(true, list{&before}), dataplane.Result{})
+	state.take()
+	r := ruleset(false, list{s}, "s")
+	state.commit(r, dataplane.Result{})
+	p, _ := state.take()
+	if len(p.filters) == 0 {
+		t.Fatal("nothing is compared, although an endpoint is gone")
+	}
+	var err error
+	if p.answers, err = nodePortsAnswer(dataplane.IPv4, &r.Node, addressesOf[dataplane.IPv4]); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		to, endpoint string
+		want         Reason
+	}{
+		{"172.30.0.41:80", ready, ""},
+		{"172.30.0.41:80", terminating, EndpointGone},
+		{"172.30.0.41:80", gone, EndpointGone},
+		{"192.168.99.11:80", ready, ""}, // pods and the node reach it
+		{"192.168.99.11:80", terminating, ""},
+		{"192.0.2.21:3001", terminating, ""},
+		{"192.0.2.21:3001", gone, EndpointGone},
+	} {
+		if got := p.judge(flow(tt.to, tt.endpoint)); got != tt.want {
+			t.Errorf("%s, sent to %s: %q, want %q", tt.to, tt.endpoint, got, tt.want)
 		}
 	}
 }

@@ -112,22 +112,32 @@ func (s *state) program(name dataplane.ServiceName, desired *dataplane.Service, 
 	if p.service == desired && p.rejected == nil {
 		return
 	}
-	now := map[Filter]*dataplane.Port{}
-	eachServed(desired, s.protocol, func(at Filter, port *dataplane.Port) { now[at] = port })
+	now := map[Filter]dataplane.Destination{}
+	eachServed(desired, s.protocol, func(at Filter, d *dataplane.Destination) { now[at] = *d })
 	changed := p.rejected != nil
-	known := 0                  // destinations that were served before, if they are now
-	var last [2]*dataplane.Port // all destinations of a port follow each other, and are of one port now
-	eachServed(p.service, s.protocol, func(at Filter, port *dataplane.Port) {
-		n := now[at]
+	known := 0 // destinations that were served before, if they are now
+	// All destinations of a port follow each other, are of one port now, and have the same endpoints
+	// unless one is the cluster IP.
+	var last struct {
+		before, after *dataplane.Port
+		clusterIP     bool
+	}
+	var before, after target
+	eachServed(p.service, s.protocol, func(at Filter, d *dataplane.Destination) {
+		n, served := now[at]
 		// A TCP connection to a Service that has ended would find no other endpoint.
-		if n == nil && s.protocol == v1alpha1.ProtocolUDP {
+		if !served && s.protocol == v1alpha1.ProtocolUDP {
 			s.work.addFormer(at)
 		}
-		if pair := [2]*dataplane.Port{n, port}; pair != last {
-			changed = changed || n == nil || mayHarm(port.Serving, n.Serving)
-			last = pair
+		of := last
+		if of.before, of.after, of.clusterIP = d.Port, n.Port, d.Kind == dataplane.ClusterIP; of != last {
+			last, before, after = of, target{endpoints: listsOf(d.Port).of(d)}, target{}
+			if served {
+				after.endpoints = listsOf(n.Port).of(&n)
+			}
+			changed = changed || !served || mayHarm(&before, &after)
 		}
-		if n != nil && (len(port.Serving) > 0 || len(n.Serving) == 0) {
+		if served && (!before.empty() || after.empty()) {
 			known++
 		}
 	})
@@ -145,9 +155,10 @@ func (s *state) program(name dataplane.ServiceName, desired *dataplane.Service, 
 
 // mayHarm reports whether flows to a destination may be stale once other endpoints serve it. Those
 // to endpoints that stay are not.
-func mayHarm(before, after []netip.AddrPort) bool {
-	stays := endpoints{list: after}
-	return slices.ContainsFunc(before, func(e netip.AddrPort) bool { return !stays.has(e) })
+func mayHarm(before, after *target) bool {
+	return slices.ContainsFunc(before.endpoints, func(e *endpoints) bool {
+		return slices.ContainsFunc(e.list, func(a netip.AddrPort) bool { return !after.has(a) })
+	})
 }
 
 // take returns the plan for the pending work, and that work, which is no longer pending. The
@@ -180,7 +191,7 @@ func (s *state) filters(w *work) []Filter {
 	}
 	chosen := w.former.Clone()
 	for name := range w.changed {
-		eachServed(s.services[name].service, s.protocol, func(at Filter, _ *dataplane.Port) { chosen.Insert(at) })
+		eachServed(s.services[name].service, s.protocol, func(at Filter, _ *dataplane.Destination) { chosen.Insert(at) })
 	}
 	if len(chosen) > maxFilters {
 		return all

@@ -112,10 +112,8 @@ type Port struct {
 	Available bool
 	// LocalEndpoints are this node's endpoints in any state.
 	LocalEndpoints []netip.AddrPort
-	// Serving are the endpoints to which tracked flows are preserved. Those of UDP are all on any
-	// node that receive traffic, ready and terminating ones, regardless of policies and hints.
-	// TCP connections without an answer are preserved to those of Cluster and Local alone: the
-	// next packet of another one finds an endpoint that new connections get. Empty for SCTP.
+	// Serving are all endpoints on any node that receive UDP, ready and terminating ones, regardless
+	// of policies and hints: tracked flows to them are preserved. Empty for other protocols.
 	Serving []netip.AddrPort
 	// Lost are addresses of the Service on which this port is not served, because another
 	// Service has the better claim to address, port and protocol, sorted. A lost node port is

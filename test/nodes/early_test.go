@@ -25,11 +25,11 @@ const (
 	earlyPatience = 40 * time.Second
 )
 
-// TestEarlyConnections has clients connect to a Service that does not exist yet,
-// and to one whose only endpoint does not answer. The kernel keeps for two minutes
-// what it did with their first packets, and does the same with those that follow.
-// Once there is an endpoint that answers, it answers who waits still, and who comes
-// from a port that had no answer before.
+// TestEarlyConnections has clients connect to a Service that does not exist yet, and
+// to endpoints that do not answer. The kernel keeps for two minutes what it did with
+// their first packets, and does the same with those that follow. Once the rules have
+// an endpoint that answers, it answers who waits still, and who comes from a port that
+// had no answer before.
 func TestEarlyConnections(t *testing.T) {
 	t.Parallel()
 	e := start(t)
@@ -40,8 +40,8 @@ func TestEarlyConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	one, two := e.server("one", "10.244.1.101"), e.server("two", "10.244.1.102")
-	// The test writes the slice: clients that wait would be rejected while the Service had
-	// no endpoint, and each step is one change.
+	// The test writes the slice, before the Service: clients that wait would be rejected
+	// while it had no endpoint, and each step is one change.
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "early",
 			Labels: map[string]string{discoveryv1.LabelServiceName: "early"}},
@@ -61,7 +61,7 @@ func TestEarlyConnections(t *testing.T) {
 	if _, err := one.Exec(t.Context(), "iptables", "-A", "INPUT", "-p", "tcp", "-j", "DROP"); err != nil {
 		t.Fatal(err)
 	}
-	e.answersWhoWasEarly(from, 30001, func() error { // it is terminating
+	e.answersWhoWasEarly(from, 30001, func() error { // the first one is terminating
 		slice.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{two.IP()}, NodeName: new(e.node.Name()),
 			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
@@ -71,7 +71,7 @@ func TestEarlyConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	three := e.server("three", "10.244.1.103")
-	e.answersWhoWasEarly(from, 30002, func() error { // it is gone
+	e.answersWhoWasEarly(from, 30002, func() error { // the second one is gone
 		slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{three.IP()}, NodeName: new(e.node.Name()),
 			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}}
 		return errors.Join(write.Update(t.Context(), slice), one.Delete(t.Context()), two.Delete(t.Context()))

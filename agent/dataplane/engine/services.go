@@ -97,7 +97,7 @@ func (e *Engine[P]) waits(r *dataplane.Ruleset, name dataplane.ServiceName) bool
 // parts returns the Services to write together: if there are large ones, first the changed ones
 // that are not large, then all.
 func (e *Engine[P]) parts(r *dataplane.Ruleset, names []dataplane.ServiceName) [][]dataplane.ServiceName {
-	if r.Recheck {
+	if r.Recheck || len(names) < 2 {
 		return [][]dataplane.ServiceName{names}
 	}
 	large := false
