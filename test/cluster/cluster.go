@@ -182,7 +182,8 @@ func (c *Cluster) provide(ctx context.Context, path, pkg string) error {
 }
 
 // Stop ends all processes of the cluster and removes everything that it made. It returns
-// an error if the log of one reports a data race. It may be called more than once.
+// an error if the log of one reports a data race, or if something is left. It may be called
+// more than once.
 func (c *Cluster) Stop() error {
 	c.stopOnce.Do(func() {
 		c.unwatch()

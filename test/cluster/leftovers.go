@@ -63,14 +63,15 @@ func Leftovers(number int) ([]string, error) {
 	return left, nil
 }
 
-// StopAndLook stops the cluster. The error also names everything that is left of it.
-func (c *Cluster) StopAndLook() error {
-	number := c.Number()
-	errs := []error{c.Stop()}
-	left, err := Leftovers(number)
-	errs = append(errs, err)
+// look returns an error for everything that is left of a removed cluster. It is called while the
+// slot is locked: afterwards another cluster may have it.
+func (s slot) look() error {
+	left, err := Leftovers(s.number)
+	errs := []error{err}
 	for _, thing := range left {
-		errs = append(errs, fmt.Errorf("left behind: %s", thing))
+		if thing != s.lockPath() {
+			errs = append(errs, fmt.Errorf("left behind: %s", thing))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -255,7 +255,8 @@ func usedNumbers() ([]int, error) {
 }
 
 // remove ends all processes in the slot's namespaces and removes the
-// namespaces, the link in the root namespace and the directory.
+// namespaces, the link in the root namespace and the directory. It returns an error if
+// something is left.
 func (s slot) remove(ctx context.Context) error {
 	spaces, err := filepath.Glob(filepath.Join(netnsRoot, s.prefix()+"*"))
 	if err != nil {
@@ -280,7 +281,7 @@ func (s slot) remove(ctx context.Context) error {
 		}
 	}
 	_ = os.Remove(diskRoot) // fails while there are other clusters
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.look())...)
 }
 
 // killInside ends all processes of the given namespaces and waits until they

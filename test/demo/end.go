@@ -43,9 +43,9 @@ func (d *demo) cleanUp(ctx context.Context, rulesBefore []string) {
 		return
 	}
 	d.report.section("The end")
-	d.report.check("the cluster is removed", func() (string, error) { return "", d.stop() })
-	d.report.check("no namespace, link, process, rule or file is left behind", func() (string, error) {
-		return "", checkClean(ctx, d.cluster.Number(), rulesBefore)
+	d.report.check("the cluster is removed, and none of its namespaces, links, processes and files is left", func() (string, error) { return "", d.stop() })
+	d.report.check("no rule is left behind in the root namespace", func() (string, error) {
+		return "", checkClean(ctx, rulesBefore)
 	})
 }
 

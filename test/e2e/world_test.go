@@ -62,7 +62,7 @@ func newWorld(t *testing.T, options kubelets.Options) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := c.StopAndLook(); err != nil {
+		if err := c.Stop(); err != nil {
 			t.Error(err)
 		}
 	})

@@ -109,7 +109,7 @@ func (w *world) stop() error {
 	if w == nil || w.cluster == nil {
 		return nil
 	}
-	return w.cluster.StopAndLook()
+	return w.cluster.Stop()
 }
 
 // complete returns nil once all Services are programmed: a node is Programmed while some are still

@@ -30,7 +30,7 @@ func start(t *testing.T, options kubelets.Options) *kubelets.Cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := c.StopAndLook(); err != nil {
+		if err := c.Stop(); err != nil {
 			t.Error(err)
 		}
 	})

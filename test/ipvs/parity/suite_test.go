@@ -26,7 +26,7 @@ func (r wholeRun) Run() int {
 	if started == nil {
 		return status
 	}
-	if err := started.StopAndLook(); err != nil {
+	if err := started.Stop(); err != nil {
 		fmt.Fprintln(os.Stderr, "removing the cluster:", err)
 		status = max(status, 1)
 	}
