@@ -74,7 +74,8 @@ func processes(t *testing.T, number int) []string {
 }
 
 // remaining lists which of a cluster's processes still run. Everything else may be another
-// cluster's, which got the number from a suite beside this one.
+// cluster's, which got the number from a suite beside this one. Such a suite may also be
+// removing what a killed run has left.
 func remaining(t *testing.T, number int, before []string) []string {
 	t.Helper()
 	return slices.DeleteFunc(processes(t, number), func(p string) bool { return !slices.Contains(before, p) })
@@ -377,22 +378,20 @@ func TestCleanRemovesWhatAKilledRunLeft(t *testing.T) {
 
 	g.Expect(cmd.Process.Kill()).To(Succeed())
 	g.Expect(cmd.Wait()).NotTo(Succeed())
-	out.Reset()
-	g.Expect(cluster.Clean(t.Context(), &out, number)).To(Succeed())
-	g.Expect(out.String()).To(ContainSubstring(fmt.Sprintf("Removed cluster np%d", number)))
-	g.Expect(remaining(t, number, before)).To(BeEmpty())
+	g.Expect(cluster.Clean(t.Context(), os.Stderr, number)).To(Succeed())
+	g.Eventually(func() []string { return remaining(t, number, before) }, "30s").Should(BeEmpty())
 }
 
 func TestStartRemovesWhatAKilledRunLeft(t *testing.T) {
 	needsRoot(t)
 	g := NewWithT(t)
 	cmd, number := child(t, "crash")
-	g.Expect(cmd.Process.Kill()).To(Succeed())
-	g.Expect(cmd.Wait()).NotTo(Succeed())
 	before := processes(t, number)
 	g.Expect(before).NotTo(BeEmpty())
+	g.Expect(cmd.Process.Kill()).To(Succeed())
+	g.Expect(cmd.Wait()).NotTo(Succeed())
 	start(t, cluster.Options{})
-	g.Expect(remaining(t, number, before)).To(BeEmpty())
+	g.Eventually(func() []string { return remaining(t, number, before) }, "30s").Should(BeEmpty())
 }
 
 func TestLeftClusterRunsUntilClean(t *testing.T) {
@@ -414,6 +413,8 @@ func TestLeftClusterRunsUntilClean(t *testing.T) {
 	text, err := kubectl.CombinedOutput()
 	g.Expect(err).NotTo(HaveOccurred(), string(text))
 
-	g.Expect(cluster.Clean(t.Context(), os.Stderr, number)).To(Succeed())
+	var out strings.Builder
+	g.Expect(cluster.Clean(t.Context(), &out, number)).To(Succeed())
+	g.Expect(out.String()).To(ContainSubstring(fmt.Sprintf("Removed cluster np%d", number)))
 	g.Expect(remaining(t, number, left)).To(BeEmpty())
 }
