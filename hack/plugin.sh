@@ -13,9 +13,8 @@ cd "$(dirname "$0")/.."
 VERSION=${VERSION:?set the version of the plugin}
 PLUGIN_URL=${PLUGIN_URL:-https://github.com/nodeproxy-io/nodeproxy/releases/download/$VERSION}
 PLUGIN_OUTPUT=${PLUGIN_OUTPUT:-dist/plugin}
-list=${PLUGIN_PLATFORMS:-$(cat hack/plugin/platforms)}
-read -r -d '' -a platforms <<<"$list" || true # it reads to the end
-if [[ ${#platforms[@]} -eq 0 ]]; then
+platforms=${PLUGIN_PLATFORMS:-$(<hack/plugin/platforms)}
+if [[ -z ${platforms//[[:space:]]/} ]]; then
 	echo "hack/plugin.sh: PLUGIN_PLATFORMS is blank: name platforms as in hack/plugin/platforms, or unset it for all" >&2
 	exit 1
 fi
@@ -33,7 +32,7 @@ trap 'rm -rf "$work"' EXIT
 created=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 
 selectors=""
-for platform in "${platforms[@]}"; do
+for platform in $platforms; do
 	os=${platform%/*} arch=${platform#*/}
 	program=kubectl-nodeproxy
 	[[ $os != windows ]] || program+=.exe

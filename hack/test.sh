@@ -298,10 +298,13 @@ run_oldest() {
 	run_demo
 }
 
+# foreign_platforms prints the plugin's platforms with another operating system than this one.
+foreign_platforms() { grep -v "^$(go env GOHOSTOS)/" hack/plugin/platforms; }
+
 run_all() {
 	need_api
 	# The plugin for the first platform of each operating system; test-long builds it for all.
-	PLUGIN_PLATFORMS="$(go env GOHOSTOS)/$(go env GOHOSTARCH) $(awk -F / -v host="$(go env GOHOSTOS)" '$1 != host && !seen[$1]++' hack/plugin/platforms | xargs)"
+	PLUGIN_PLATFORMS="$(go env GOHOSTOS)/$(go env GOHOSTARCH) $(foreign_platforms | awk -F / '!seen[$1]++' | xargs)"
 	export PLUGIN_PLATFORMS
 	run_race
 	run_times
@@ -352,7 +355,7 @@ run_long() {
 	run "models beside the kernel" "$(grep 'model$' <<<"$kernel")" --
 	unset PLUGIN_PLATFORMS
 	run "the plugin for every platform" "$(go list ./test/plugin)" --
-	for platform in darwin/arm64 windows/amd64; do # its tests, too, of which the gate builds none
+	for platform in $(foreign_platforms); do # its tests, too, of which the gate builds none
 		GOOS=${platform%/*} GOARCH=${platform#*/} run_program "go vet for $platform" go vet ./cmd/kubectl-nodeproxy/... ./agent/tracer
 	done
 	run_oldest

@@ -24,7 +24,7 @@ func TestGrowth(t *testing.T) {
 		}
 		return s
 	}, func(s *dataplane.Service) {
-		eachServed(s, v1alpha1.ProtocolUDP, func(Filter, *dataplane.Destination) {})
+		eachServed(s, v1alpha1.ProtocolUDP, func(Filter, dataplane.Destination) {})
 	})
 }
 
@@ -41,7 +41,7 @@ func TestGrowthOfState(t *testing.T) {
 			p := &g.after.Ports[i]
 			p.Cluster = append(slices.Clone(p.Cluster[1:]), netip.AddrPortFrom(netip.MustParseAddr("10.255.0.1"), p.Port))
 		}
-		eachServed(g.after, v1alpha1.ProtocolTCP, func(at Filter, d *dataplane.Destination) {
+		eachServed(g.after, v1alpha1.ProtocolTCP, func(at Filter, d dataplane.Destination) {
 			if at.Address.IsValid() {
 				g.flows = append(g.flows, Flow{Destination: netip.AddrPortFrom(at.Address, at.Port), ReplySource: d.Port.Cluster[len(d.Port.Cluster)-1]})
 			}

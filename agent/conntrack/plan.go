@@ -70,9 +70,9 @@ func listsOf(port *dataplane.Port) lists {
 	return lists{{list: port.Cluster}, {list: port.Local}}
 }
 
-// of returns where flows to a destination of the port may go. With policy Local external addresses
+// at returns where flows to a destination of the port may go. With policy Local external addresses
 // have both lists: pods and the node itself reach all endpoints by them.
-func (l lists) of(d *dataplane.Destination) []*endpoints {
+func (l lists) at(d *dataplane.Destination) []*endpoints {
 	switch {
 	case len(l) == 1:
 		return l
@@ -138,8 +138,8 @@ func (p *plan) add(svc *dataplane.Service, unknown bool) {
 		others = svc.OfOthers(p.own)
 	}
 	var last *dataplane.Port // all destinations of a port follow each other
-	var of lists
-	eachServed(svc, p.protocol, func(at Filter, d *dataplane.Destination) {
+	var of lists             // those of last
+	eachServed(svc, p.protocol, func(at Filter, d dataplane.Destination) {
 		if d.Port != last {
 			last, of = d.Port, listsOf(d.Port)
 		}
@@ -152,16 +152,16 @@ func (p *plan) add(svc *dataplane.Service, unknown bool) {
 		if unknown || others.Has(at.Address) {
 			t.unknown = true
 		} else {
-			t.endpoints = append(t.endpoints, of.of(d)...)
+			t.endpoints = append(t.endpoints, of.at(&d)...)
 		}
 	})
 }
 
 // eachServed calls f with each destination that a Service, which may be nil, serves over a protocol.
-func eachServed(svc *dataplane.Service, protocol v1alpha1.Protocol, f func(at Filter, d *dataplane.Destination)) {
+func eachServed(svc *dataplane.Service, protocol v1alpha1.Protocol, f func(at Filter, d dataplane.Destination)) {
 	for d := range svc.Destinations() {
 		if d.Port.Protocol == protocol && !d.Repeated {
-			f(Filter{d.Address, d.Number}, &d)
+			f(Filter{d.Address, d.Number}, d)
 		}
 	}
 }

@@ -113,7 +113,7 @@ func (s *state) program(name dataplane.ServiceName, desired *dataplane.Service, 
 		return
 	}
 	now := map[Filter]dataplane.Destination{}
-	eachServed(desired, s.protocol, func(at Filter, d *dataplane.Destination) { now[at] = *d })
+	eachServed(desired, s.protocol, func(at Filter, d dataplane.Destination) { now[at] = d })
 	changed := p.rejected != nil
 	known := 0 // destinations that were served before, if they are now
 	// All destinations of a port follow each other, are of one port now, and have the same endpoints
@@ -123,7 +123,7 @@ func (s *state) program(name dataplane.ServiceName, desired *dataplane.Service, 
 		clusterIP     bool
 	}
 	var before, after target
-	eachServed(p.service, s.protocol, func(at Filter, d *dataplane.Destination) {
+	eachServed(p.service, s.protocol, func(at Filter, d dataplane.Destination) {
 		n, served := now[at]
 		// A TCP connection to a Service that has ended would find no other endpoint.
 		if !served && s.protocol == v1alpha1.ProtocolUDP {
@@ -131,9 +131,9 @@ func (s *state) program(name dataplane.ServiceName, desired *dataplane.Service, 
 		}
 		of := last
 		if of.before, of.after, of.clusterIP = d.Port, n.Port, d.Kind == dataplane.ClusterIP; of != last {
-			last, before, after = of, target{endpoints: listsOf(d.Port).of(d)}, target{}
+			last, before, after = of, target{endpoints: listsOf(d.Port).at(&d)}, target{}
 			if served {
-				after.endpoints = listsOf(n.Port).of(&n)
+				after.endpoints = listsOf(n.Port).at(&n)
 			}
 			changed = changed || !served || mayHarm(&before, &after)
 		}
@@ -191,7 +191,7 @@ func (s *state) filters(w *work) []Filter {
 	}
 	chosen := w.former.Clone()
 	for name := range w.changed {
-		eachServed(s.services[name].service, s.protocol, func(at Filter, _ *dataplane.Destination) { chosen.Insert(at) })
+		eachServed(s.services[name].service, s.protocol, func(at Filter, _ dataplane.Destination) { chosen.Insert(at) })
 	}
 	if len(chosen) > maxFilters {
 		return all

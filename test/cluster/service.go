@@ -7,7 +7,7 @@ import (
 )
 
 // WithoutSelector returns a Service with port 80 and its EndpointSlice, whose endpoints are
-// ready and listen on port 8080, for a cluster with Options.NoControllers.
+// ready and listen on port 8080. No controller writes such a slice, nor changes it.
 func WithoutSelector(namespace, name string, addresses ...string) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	at := metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}}
 	slice := &discoveryv1.EndpointSlice{

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -42,18 +41,8 @@ func TestEarlyConnections(t *testing.T) {
 	one, two := e.server("one", "10.244.1.101"), e.server("two", "10.244.1.102")
 	// The test writes the slice, before the Service: clients that wait would be rejected
 	// while it had no endpoint, and each step is one change.
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "early",
-			Labels: map[string]string{discoveryv1.LabelServiceName: "early"}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Port: new(int32(8080))}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{one.IP()}, NodeName: new(e.node.Name()),
-			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}},
-	}
-	service := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "early"},
-		Spec:       corev1.ServiceSpec{ClusterIP: earlyService, Ports: []corev1.ServicePort{{Port: 8080}}},
-	}
+	service, slice := cluster.WithoutSelector(metav1.NamespaceDefault, "early", one.IP())
+	service.Spec.ClusterIP = earlyService
 	write := e.nodeproxy.Cluster.Client()
 	e.answersWhoWasEarly(from, 30000, func() error {
 		return errors.Join(write.Create(t.Context(), slice), write.Create(t.Context(), service))
@@ -62,9 +51,9 @@ func TestEarlyConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.answersWhoWasEarly(from, 30001, func() error { // the first one is terminating
+		_, both := cluster.WithoutSelector(metav1.NamespaceDefault, "early", one.IP(), two.IP())
+		slice.Endpoints = both.Endpoints
 		slice.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{two.IP()}, NodeName: new(e.node.Name()),
-			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
 		return write.Update(t.Context(), slice)
 	})
 	if _, err := two.Exec(t.Context(), "iptables", "-A", "INPUT", "-p", "tcp", "-j", "DROP"); err != nil {
@@ -72,8 +61,8 @@ func TestEarlyConnections(t *testing.T) {
 	}
 	three := e.server("three", "10.244.1.103")
 	e.answersWhoWasEarly(from, 30002, func() error { // the second one is gone
-		slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{three.IP()}, NodeName: new(e.node.Name()),
-			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}}
+		_, last := cluster.WithoutSelector(metav1.NamespaceDefault, "early", three.IP())
+		slice.Endpoints = last.Endpoints
 		return errors.Join(write.Update(t.Context(), slice), one.Delete(t.Context()), two.Delete(t.Context()))
 	})
 }
@@ -108,7 +97,7 @@ func (e *env) connectEarly(from *cluster.Place, port int, patience time.Duration
 	ctx, cancel := context.WithTimeout(e.Context(), patience)
 	defer cancel()
 	address := map[string]string{"visitor": "10.244.1.2", "outside": "172.20.0.200"}[from.Name()]
-	_, err := from.DialFrom(ctx, at(address, port), "tcp", at(earlyService, 8080))
+	_, err := from.DialFrom(ctx, at(address, port), "tcp", at(earlyService, 80))
 	if patience > time.Second {
 		err = from.Cluster().Trace(e.Context(), err)
 	}
@@ -118,7 +107,7 @@ func (e *env) connectEarly(from *cluster.Place, port int, patience time.Duration
 // waitUnanswered wants the node to track that many connections to the Service that
 // are unanswered.
 func (e *env) waitUnanswered(want int) error {
-	to := netip.MustParseAddrPort(at(earlyService, 8080))
+	to := netip.MustParseAddrPort(at(earlyService, 80))
 	flows, err := e.node.Flows(to.Addr(), func(f cluster.Flow) bool { return f.To == to && f.State == "SYN_SENT" })
 	if err != nil {
 		return err

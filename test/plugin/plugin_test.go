@@ -67,7 +67,7 @@ func TestPlugin(t *testing.T) {
 		t.Run(p.Selector.MatchLabels["os"]+"-"+p.Selector.MatchLabels["arch"], func(t *testing.T) { checkArchive(t, directory, p) })
 	}
 	t.Run("same again", func(t *testing.T) {
-		archive := "kubectl-nodeproxy_" + runtime.GOOS + "_" + runtime.GOARCH + ".tar.gz"
+		archive := archiveHere()
 		again := build(t, "PLUGIN_PLATFORMS="+runtime.GOOS+"/"+runtime.GOARCH)
 		for _, name := range []string{archive, bill(archive)} {
 			if sum(t, filepath.Join(directory, name)) != sum(t, filepath.Join(again, name)) {
@@ -168,6 +168,11 @@ func checkArchive(t *testing.T, directory string, p platform) {
 	checkBill(t, bill(name), p.SHA256, files[p.Bin])
 }
 
+// archiveHere is the name of the archive for this machine.
+func archiveHere() string {
+	return "kubectl-nodeproxy_" + runtime.GOOS + "_" + runtime.GOARCH + ".tar.gz"
+}
+
 // bill is the name of the bill of materials beside an archive.
 func bill(archive string) string { return strings.TrimSuffix(archive, ".tar.gz") + ".cdx.json" }
 
@@ -265,7 +270,7 @@ func runByKubectl(t *testing.T, directory string) {
 		t.Fatal("KUBEBUILDER_ASSETS is not set, so there is no kubectl to test with: run make test-api, which builds one and sets it")
 	}
 	bin := t.TempDir()
-	for name, text := range unpack(t, filepath.Join(directory, "kubectl-nodeproxy_"+runtime.GOOS+"_"+runtime.GOARCH+".tar.gz")) {
+	for name, text := range unpack(t, filepath.Join(directory, archiveHere())) {
 		if err := os.WriteFile(filepath.Join(bin, name), text, 0o755); err != nil {
 			t.Fatal(err)
 		}
