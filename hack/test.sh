@@ -176,12 +176,12 @@ together() {
 
 run_unit() { run "units" "$unit" --; }
 
-# need_api provides the programs of the API server unless they are given.
+# need_api FLAGS... provides the programs of the API server, and others, unless they are given.
 need_api() {
 	if [[ -z ${KUBEBUILDER_ASSETS:-} ]]; then
 		echo
 		echo "== programs of the API server"
-		KUBEBUILDER_ASSETS=$(go run ./test/cluster/cmd/binaries)
+		KUBEBUILDER_ASSETS=$(go run ./test/cluster/cmd/binaries "$@")
 		export KUBEBUILDER_ASSETS
 		echo "$KUBEBUILDER_ASSETS"
 	fi
@@ -302,7 +302,7 @@ run_oldest() {
 foreign_platforms() { grep -v "^$(go env GOHOSTOS)/" hack/plugin/platforms; }
 
 run_all() {
-	need_api
+	need_api -kube-proxy -real-nodes # now, because builds would starve the suites that need them
 	# The plugin for the first platform of each operating system; test-long builds it for all.
 	PLUGIN_PLATFORMS="$(go env GOHOSTOS)/$(go env GOHOSTARCH) $(foreign_platforms | awk -F / '!seen[$1]++' | xargs)"
 	export PLUGIN_PLATFORMS

@@ -94,6 +94,11 @@ func (s *server) serve(listeners []string) error {
 			if err != nil {
 				return err
 			}
+			// Datagrams that have arrived must not be lost while the machine has no processor for
+			// this one: of small ones the default is full after some 400. The kernel gives what it allows.
+			if err := conn.(*net.UDPConn).SetReadBuffer(4 << 20); err != nil {
+				return err
+			}
 			go func() { failed <- serveUDP(s.name, conn) }()
 		default:
 			return fmt.Errorf("%q: want ADDRESS:PORT/tcp, /udp, /sctp or /http", l)

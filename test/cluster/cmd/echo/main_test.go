@@ -116,3 +116,32 @@ func TestAServerThatDoesNotDrainEndsAtOnce(t *testing.T) {
 		t.Errorf("the server ended after %s: %v", time.Since(begin), err)
 	}
 }
+
+// A machine may have no processor for the server for a while: what arrives meanwhile is answered later.
+func TestNoDatagramIsLostMeanwhile(t *testing.T) {
+	const count = 450 // in three seconds of the most that a test sends to one server
+	address := freePort(t)
+	cmd, _ := startServer(t, "-name pod-1 "+address+"/udp")
+	conn, err := net.Dial("udp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := errors.Join(conn.(*net.UDPConn).SetReadBuffer(4<<20), conn.SetReadDeadline(time.Now().Add(20*time.Second)), cmd.Process.Signal(syscall.SIGSTOP)); err != nil {
+		t.Fatal(err)
+	}
+	for range count {
+		if _, err := conn.Write([]byte("?\n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 100)
+	for n := range count {
+		if _, err := conn.Read(buf); err != nil {
+			t.Fatalf("after %d answers of %d: %v", n, count, err)
+		}
+	}
+}
