@@ -113,6 +113,37 @@ func (k *Kernel) Delete(f Flow) (bool, error) {
 	return true, nil
 }
 
+// Original returns where the sender of a UDP flow has sent it, before rules have translated that to where
+// it arrives.
+func (k *Kernel) Original(sender, arrives netip.AddrPort) (netip.AddrPort, error) {
+	f, err := k.find(sender, arrives)
+	return f.Destination, err
+}
+
+// Forget deletes a UDP flow by its sender and where it arrives, so that its next datagram is a new one.
+func (k *Kernel) Forget(sender, arrives netip.AddrPort) error {
+	f, err := k.find(sender, arrives)
+	if err == nil {
+		_, err = k.Delete(f)
+	}
+	return err
+}
+
+func (k *Kernel) find(sender, arrives netip.AddrPort) (Flow, error) {
+	request := nl.NewNetlinkRequest(requestGet, unix.NLM_F_ACK) // without it, nothing ends the answer
+	request.AddRawData(getMessage(v1alpha1.ProtocolUDP, sender, arrives))
+	messages, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return Flow{}, fmt.Errorf("reading the flow from %s to %s from the connection tracking table: %w", sender, arrives, err)
+	}
+	for _, message := range messages {
+		if f, ok := parseFlow(message); ok && f.ReplySource == arrives && f.ReplyDestination == sender {
+			return f, nil
+		}
+	}
+	return Flow{}, fmt.Errorf("the connection tracking table has no flow from %s to %s", sender, arrives)
+}
+
 // LocalAddresses implements Table.
 func (k *Kernel) LocalAddresses(family dataplane.Family) ([]netip.Addr, error) {
 	addresses, err := dataplane.InterfaceAddresses()

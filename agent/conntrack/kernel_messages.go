@@ -71,6 +71,12 @@ func dumpMessage(family dataplane.Family, protocol v1alpha1.Protocol, filter *Fi
 	return nlattr.Append(b, attrFilter|nlattr.Nested, nlattr.Append(nil, attrFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, flags)))
 }
 
+// getMessage requests the flow whose answers go from where it arrives to its sender.
+func getMessage(protocol v1alpha1.Protocol, sender, arrives netip.AddrPort) []byte {
+	tuple := tupleOf(dataplane.ProtocolNumber(protocol), arrives, sender)
+	return nlattr.Append(headerOf(dataplane.FamilyOf(sender.Addr())), nl.CTA_TUPLE_REPLY|nlattr.Nested, tuple)
+}
+
 // deleteMessage requests to delete exactly one flow. Without its tuple the kernel would empty
 // the table.
 func deleteMessage(f Flow) []byte {

@@ -391,3 +391,26 @@ func benchmark(b *testing.B, filter Filter, unfiltered bool) {
 	}
 	b.ReportMetric(float64(k.delivered.Load())/float64(b.N), "entries/op")
 }
+
+// TestOriginal finds where a flow was sent, and that there is none, and has one forgotten.
+func TestOriginal(t *testing.T) {
+	onRealKernel(t)
+	k := NewKernel()
+	for _, text := range []string{"10.244.7.7:40000>10.96.0.10:53>10.244.0.3:5353", "[fd00::7]:40000>[fd00:96::a]:53>[fd00::3]:5353"} {
+		track(t, "udp", text)
+		ends := strings.Split(text, ">")
+		sender, arrives := netip.MustParseAddrPort(ends[0]), netip.MustParseAddrPort(ends[2])
+		if got, err := k.Original(sender, arrives); err != nil || got.String() != ends[1] {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+		if got, err := k.Original(netip.AddrPortFrom(sender.Addr(), 40001), arrives); err == nil {
+			t.Errorf("from another port: %s", got)
+		}
+		if err := k.Forget(sender, arrives); err != nil {
+			t.Error(err)
+		}
+		if got, err := k.Original(sender, arrives); err == nil {
+			t.Errorf("after it was forgotten: %s", got)
+		}
+	}
+}
