@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/apiclient"
@@ -47,6 +48,13 @@ type Options struct {
 	Client    *apiclient.Client
 	// Dataplanes has one implementation for each IP family to be programmed.
 	Dataplanes map[dataplane.Family]dataplane.Dataplane
+	// Userspace serves Services in the agent itself. Nil: the kernel serves all.
+	Userspace interface {
+		// LeaveToKernel has the kernel serve them.
+		LeaveToKernel(ctx context.Context) error
+		// Collector has the metrics.
+		Collector() prometheus.Collector
+	}
 	// IPTables returns the version and variant of iptables, for the status. It is called
 	// after every Apply, not beside one. Nil: not reported.
 	IPTables func() string
@@ -176,6 +184,9 @@ func New(options Options) (*Agent, error) {
 	a.tracking = conntrack.NewTuner(options.Tracking, options.Clock, a.log, a.metrics.Tracking)
 	instance := rand.Text()
 	a.checks, a.servers = a.newChecks(), a.newServers(instance)
+	if options.Userspace != nil {
+		a.metrics.Registry.MustRegister(options.Userspace.Collector())
+	}
 	api := apiclient.NewMetrics(a.metrics.Registry)
 	a.errors = apiclient.NewErrors(options.Clock, a.log, api)
 	a.recovery = recovery.New(recovery.Options{
@@ -218,28 +229,46 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, c := range slices.Concat(slices.Collect(maps.Values(a.cleaners))...) {
 		wg.Go(func() { c.Run(ctx) })
 	}
-	wg.Go(func() { a.own(ctx) })
+	owned := false
+	wg.Go(func() { owned = a.own(ctx) })
 	wg.Wait()
+	if owned {
+		a.leaveToKernel()
+	}
 	a.log.Info("Stopped; the rules in the kernel stay")
 	return nil
 }
 
 // own opens the proxy's ports and has the sync loop write whenever the agent owns the node's
-// proxy rules, until ctx is done.
-func (a *Agent) own(ctx context.Context) {
+// proxy rules, until ctx is done. It reports whether the agent owned them then.
+func (a *Agent) own(ctx context.Context) bool {
 	for a.owner.Acquire(ctx) {
 		var wg sync.WaitGroup
 		a.serve(a.owner.Context(), &wg)
 		a.owner.Watch(ctx)
 		wg.Wait()
 		if ctx.Err() != nil {
-			return // what is known of the kernel remains valid
+			return true // what is known of the kernel remains valid
 		}
 		a.owner.Ended()
 		a.store.Forget()
 		a.drift.Forget()
 		a.loop.TriggerAfresh() // Audit: there is something to compare
 		a.pokeStatus()
+	}
+	return false
+}
+
+// leaveToKernel has the kernel serve what the agent itself serves, because no program would accept
+// connections once it has stopped.
+func (a *Agent) leaveToKernel() {
+	if a.options.Userspace == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopGrace)
+	defer cancel()
+	if err := a.options.Userspace.LeaveToKernel(ctx); err != nil {
+		a.log.Error(err, "Could not leave Services to the kernel; connections to them fail until the next agent runs")
 	}
 }
 

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/conntrack"
@@ -101,8 +102,9 @@ func (a *Agent) cleanFlows(d *applied) {
 		if !tried || outcome.Err != nil {
 			continue
 		}
+		ruleset := cmp.Or(outcome.Value.Instead, d.Rulesets[family])
 		for _, cleaner := range cleaners {
-			cleaner.Committed(d.Rulesets[family], outcome.Value)
+			cleaner.Committed(ruleset, outcome.Value)
 		}
 	}
 }

@@ -178,6 +178,13 @@ func (r *reader) attributes(svc *dataplane.Service, rules *v1alpha1.ServiceProxy
 			r.report("spec.healthCheckNodePort: %d is not a port; none is opened", p)
 		}
 	}
+	switch s := rules.Serving; s {
+	case v1alpha1.ServingUserspace:
+		svc.Userspace = true
+	case v1alpha1.ServingKernel, "":
+	default:
+		r.report("spec.serving: %q is neither Kernel nor Userspace; Kernel is used", s)
+	}
 	if s := rules.IPVSScheduler; s != "" {
 		if slices.Contains(v1alpha1.IPVSSchedulers(), s) {
 			svc.IPVSScheduler = s
@@ -244,7 +251,7 @@ func Equal(a, b *dataplane.Service) bool {
 		a.ExternalLocal == b.ExternalLocal && a.InternalLocal == b.InternalLocal &&
 		a.AffinitySeconds == b.AffinitySeconds && a.HealthCheckNodePort == b.HealthCheckNodePort &&
 		a.LocalReady == b.LocalReady &&
-		a.IPVSScheduler == b.IPVSScheduler &&
+		a.IPVSScheduler == b.IPVSScheduler && a.Userspace == b.Userspace &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) && slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs) &&
 		slices.Equal(a.NodeAddresses, b.NodeAddresses) &&
 		slices.Equal(a.SourceRanges, b.SourceRanges) &&

@@ -86,7 +86,7 @@ func Whole(node *v1alpha1.NodeProxyRules, services []v1alpha1.ServiceProxyRules,
 	}
 	all, holders, leftOut := readAll(services)
 	set := &Set{
-		Family: family, NodeName: node.Name, Mode: *settings.Mode, Node: Facts(&node.Spec.Node, settings, family),
+		Family: family, NodeName: node.Name, Mode: settings.Mode.Kernel(), Node: Facts(&node.Spec.Node, settings, family),
 		Services: map[dataplane.ServiceName]*dataplane.Service{}, Problems: map[dataplane.ServiceName][]string{}, LeftOut: leftOut,
 		Holders: holders,
 	}

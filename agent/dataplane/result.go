@@ -43,6 +43,9 @@ type Result struct {
 	Counts
 	// Tables count rules by table, if the implementation has tables.
 	Tables map[string]TableCount
+	// Instead is what the kernel was to have, if it was another Ruleset than that of the call, because
+	// something else serves a part of it.
+	Instead *Ruleset
 	// Failed: the kernel rejected something initially, such as rules of a rejected Service.
 	Failed bool
 }

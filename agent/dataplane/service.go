@@ -66,7 +66,9 @@ type Service struct {
 	LocalReady int
 	// IPVSScheduler is empty for the node's.
 	IPVSScheduler string
-	Ports         []Port
+	// Userspace: the userspace proxy serves it, whatever the node's mode.
+	Userspace bool
+	Ports     []Port
 }
 
 // ExternallyAccessible reports whether the port answers on anything besides the cluster IP.

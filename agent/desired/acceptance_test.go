@@ -25,7 +25,7 @@ func TestAccept(t *testing.T) {
 		{"an invalid value", func(s *spec) { s.Settings.Masquerade.Bit = new(int32(-1)) }, "Invalid",
 			"spec.settings.masquerade.bit: Invalid value: -1: must be 0 to 31; correct it in the NodeProxy"},
 		{"a value of which the agent knows nothing", func(s *spec) { s.Settings.Mode = new(v1alpha1.ProxyMode("Magic")) }, "Invalid",
-			`spec.settings.mode: Unsupported value: "Magic": supported values: "IPTables", "IPVS", "NFTables"; correct it`},
+			`spec.settings.mode: Unsupported value: "Magic": supported values: "IPTables", "IPVS", "NFTables", "Userspace"; correct it`},
 		{"limits are the controller's", func(s *spec) {
 			s.Settings.DetectLocal = &v1alpha1.DetectLocalSettings{Mode: "InterfaceNamePrefix", InterfaceNamePrefix: new("a12345678901234")}
 		}, "Invalid", "spec.settings.detectLocal.interfaceNamePrefix: "},

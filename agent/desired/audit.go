@@ -87,7 +87,7 @@ func (s *Store) PrepareAudit(now time.Time) (Batch, bool) {
 	s.combineDirty()
 	b := s.takeBatch()
 	if !s.mode.known(s.own.settings) {
-		b.applied.Mode = *s.own.settings.Mode
+		b.applied.Mode = s.own.settings.Mode.Kernel()
 	}
 	for family, f := range s.families {
 		f.audit.change(f.dirty, now)

@@ -153,7 +153,7 @@ func (s *Store) ModeProbe() *ModeQuestion {
 
 // newModeQuestion is what the node would be probed for now.
 func newModeQuestion(own *ownObject, all families) *ModeQuestion {
-	q := &ModeQuestion{Settings: own.settings, Nodes: own.nodes, Desired: *own.settings.Mode}
+	q := &ModeQuestion{Settings: own.settings, Nodes: own.nodes, Desired: own.settings.Mode.Kernel()}
 	if q.Desired == modes.Baseline() {
 		return q // whatever is needed
 	}

@@ -73,7 +73,7 @@ func (s *Store) SetRules(object *v1alpha1.NodeProxyRules) {
 	if known == nil {
 		s.own.conflictFound = meta.IsStatusConditionTrue(object.Status.Conditions, v1alpha1.ConditionConflictingProxy)
 		if !s.own.conflictFound {
-			s.actual.ran = object.Status.Mode
+			s.actual.ran = object.Status.Mode.Kernel()
 		}
 		s.removal.remember(object)
 	}

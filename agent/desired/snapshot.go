@@ -23,6 +23,8 @@ type Snapshot struct {
 	Listed    bool
 	Rejection *Rejection
 	Mode      ModeChoice
+	// Userspace: the settings have mode Userspace.
+	Userspace bool
 	// Audit: enforcement is Audit, so what follows is known from comparisons.
 	Audit bool
 	// Done: every family that is needed has had a success.
@@ -59,6 +61,15 @@ type FamilySnapshot struct {
 	Counts dataplane.Counts
 }
 
+// ShownMode is the mode that was applied last: Userspace if the kernel redirects all connections to the
+// agent.
+func (s *Snapshot) ShownMode() v1alpha1.ProxyMode {
+	if s.Userspace && s.Applied.Mode == v1alpha1.ModeUserspace.Kernel() {
+		return v1alpha1.ModeUserspace
+	}
+	return s.Applied.Mode
+}
+
 // ExpireAgreement notes since when list and inventory differ if the set in which they last agreed
 // has become too old. No event reports that, so it is called before a Snapshot for the status.
 func (s *Store) ExpireAgreement() {
@@ -90,6 +101,9 @@ func (s *Store) Snapshot() Snapshot {
 		Restored:         s.restored,
 		Removal:          s.removal.Removal,
 		Changes:          s.ledger.metrics.totals(),
+	}
+	if s.own.settings != nil {
+		out.Userspace = *s.own.settings.Mode == v1alpha1.ModeUserspace
 	}
 	if s.diskWarning != "" {
 		out.Warnings = append(out.Warnings, s.diskWarning)

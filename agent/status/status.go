@@ -58,7 +58,7 @@ type Facts struct {
 func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.NodeProxyRulesStatus {
 	status := v1alpha1.NodeProxyRulesStatus{
 		SettingsRevision:       s.Applied.SettingsRevision,
-		Mode:                   s.Applied.Mode,
+		Mode:                   s.ShownMode(),
 		AppliedResourceVersion: s.Applied.Version,
 		Services:               int32(s.Services),
 		Endpoints:              int32(s.Endpoints),

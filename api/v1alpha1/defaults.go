@@ -13,6 +13,7 @@ func CompleteSettings(s *ProxySettings) *ProxySettings {
 	setDefault(&out.NodePorts, NodePortSettings{})
 	setDefault(&out.Masquerade, MasqueradeSettings{})
 	setDefault(&out.IPVS, IPVSSettings{})
+	setDefault(&out.Userspace, UserspaceSettings{})
 	setDefault(&out.Sync, SyncSettings{})
 	setDefault(&out.Conntrack, ConntrackSettings{})
 	SetObjectDefaults_NodeProxyRules(rules)

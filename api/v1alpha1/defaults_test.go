@@ -21,12 +21,13 @@ func TestDefaults(t *testing.T) {
 	const want = `{"mode":"IPTables","fallback":"None","enforcement":"Enforce","detectLocal":{"mode":"None"},` +
 		`"nodePorts":{"addressMode":"All","localhost":"Enabled"},"masquerade":{"all":"Disabled","bit":14},` +
 		`"ipvs":{"scheduler":"rr","strictARP":"Disabled","tcpTimeoutSeconds":0,"tcpFinTimeoutSeconds":0,"udpTimeoutSeconds":0},` +
+		`"userspace":{"connectTimeoutMilliseconds":250,"maxConnections":100000,"maxConnectionsPerPort":50000},` +
 		`"sync":{"minIntervalMilliseconds":250,"verifyIntervalSeconds":60},` +
 		`"conntrack":{"maxPerCore":32768,"min":131072,"tcpEstablishedTimeoutSeconds":86400,"tcpCloseWaitTimeoutSeconds":3600,` +
 		`"udpTimeoutSeconds":0,"udpStreamTimeoutSeconds":0,"tcpBeLiberal":"Disabled"}}`
 	for name, s := range map[string]*ProxySettings{
 		"nothing": nil, "empty": {},
-		"empty groups": {NodePorts: &NodePortSettings{}, Masquerade: &MasqueradeSettings{}, IPVS: &IPVSSettings{}, Sync: &SyncSettings{}, Conntrack: &ConntrackSettings{}},
+		"empty groups": {NodePorts: &NodePortSettings{}, Masquerade: &MasqueradeSettings{}, IPVS: &IPVSSettings{}, Userspace: &UserspaceSettings{}, Sync: &SyncSettings{}, Conntrack: &ConntrackSettings{}},
 	} {
 		got, err := json.Marshal(CompleteSettings(s))
 		if err != nil {

@@ -22,7 +22,7 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	SettingsRevision string `json:"settingsRevision,omitempty"`
 
-	// mode is the active mode: IPTables, IPVS or NFTables. Empty until one is active. Source: agent.
+	// mode is the active mode: IPTables, IPVS, NFTables or Userspace. Empty until one is active. Source: agent.
 	// +optional
 	Mode ProxyMode `json:"mode,omitempty"`
 
@@ -281,7 +281,7 @@ type AgentReport struct {
 
 // ModeSupport is whether a node can run a mode.
 type ModeSupport struct {
-	// mode is IPTables, IPVS or NFTables. Source: agent.
+	// mode is IPTables, IPVS or NFTables; never Userspace, which needs no more than IPTables. Source: agent.
 	Mode ProxyMode `json:"mode"`
 
 	// lacks is what the node lacks for the mode, and what to do. Empty if it can run the mode.

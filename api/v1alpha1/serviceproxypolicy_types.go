@@ -77,6 +77,13 @@ type ServiceOverrides struct {
 	// +kubebuilder:validation:MaxLength=15
 	// +kubebuilder:validation:XValidation:rule=`self in ['rr', 'wrr', 'lc', 'wlc', 'lblc', 'lblcr', 'dh', 'sh', 'sed', 'nq', 'fo', 'ovf', 'mh', 'twos']`,message=`overrides.ipvsScheduler must be a Linux IPVS scheduler: rr, wrr, lc, wlc, lblc, lblcr, dh, sh, sed, nq, fo, ovf, mh or twos`
 	IPVSScheduler *string `json:"ipvsScheduler,omitempty"`
+
+	// serving is Userspace to have the agents themselves serve the Services: they retry endpoints
+	// that do not accept, and endpoints see the node's address as their client. Kernel leaves them to
+	// the node's mode even if a policy of lower priority chooses Userspace. SCTP stays with the
+	// kernel. Default: Kernel. Source: user.
+	// +optional
+	Serving *Serving `json:"serving,omitempty"`
 }
 
 // SessionAffinityOverride sends each client's connections to one endpoint.

@@ -22,6 +22,16 @@ const (
 	EndpointTerminating EndpointState = "Terminating"
 )
 
+// Serving is who serves a Service's connections.
+// +kubebuilder:validation:Enum=Kernel;Userspace
+type Serving string
+
+// Who serves connections.
+const (
+	ServingKernel    Serving = "Kernel"
+	ServingUserspace Serving = "Userspace"
+)
+
 // Protocol is the transport protocol of a port.
 // +kubebuilder:validation:Enum=TCP;UDP;SCTP
 type Protocol string
@@ -118,6 +128,11 @@ type ServiceProxyRulesSpec struct {
 	// ipvsScheduler of the Service. Default: the node's. Source: a ServiceProxyPolicy.
 	// +optional
 	IPVSScheduler string `json:"ipvsScheduler,omitempty"`
+
+	// serving is Userspace if the agents themselves serve the Service. Default: Kernel, unless
+	// the node's mode is Userspace. Source: a ServiceProxyPolicy.
+	// +optional
+	Serving Serving `json:"serving,omitempty"`
 
 	// policies are the ServiceProxyPolicies that shaped this object, strongest first. Default:
 	// none. Source: controller.

@@ -1,15 +1,24 @@
 package v1alpha1
 
-// ProxyMode is the kernel facility that proxies Services.
-// +kubebuilder:validation:Enum=IPTables;IPVS;NFTables
+// ProxyMode is what proxies Services: a kernel facility, or the agent itself.
+// +kubebuilder:validation:Enum=IPTables;IPVS;NFTables;Userspace
 type ProxyMode string
 
 // Proxy modes.
 const (
-	ModeIPTables ProxyMode = "IPTables"
-	ModeIPVS     ProxyMode = "IPVS"
-	ModeNFTables ProxyMode = "NFTables"
+	ModeIPTables  ProxyMode = "IPTables"
+	ModeIPVS      ProxyMode = "IPVS"
+	ModeNFTables  ProxyMode = "NFTables"
+	ModeUserspace ProxyMode = "Userspace"
 )
+
+// Kernel returns the kernel's mode that serves connections in this mode, or redirects them to the agent.
+func (m ProxyMode) Kernel() ProxyMode {
+	if m == ModeUserspace {
+		return ModeIPTables
+	}
+	return m
+}
 
 // FallbackMode is what runs if the kernel does not support the desired mode.
 // +kubebuilder:validation:Enum=None;IPTables;NFTables
@@ -78,16 +87,21 @@ const (
 	defaultConntrackMin            int32 = 131072
 	defaultTCPEstablishedSeconds   int32 = 86400
 	defaultTCPCloseWaitSeconds     int32 = 3600
+	defaultConnectMilliseconds     int32 = 250
+	defaultMaxConnections          int32 = 100_000
+	defaultMaxPerPort              int32 = 50_000
 )
 
 // ProxySettings are the proxy settings of one node. All fields are optional for the user; the
 // controller fills in the documented defaults, which are kube-proxy's unless docs/parity.md
 // gives a reason.
 type ProxySettings struct {
-	// mode is the kernel facility that proxies Services: IPTables, IPVS or NFTables. NFTables
-	// needs Linux 5.13 or newer. Choose IPVS only to keep an existing setup running: Kubernetes
-	// has deprecated that mode (off by default in 1.40, removed in 1.43). Default: IPTables. Same as
-	// kube-proxy's mode. Source: user.
+	// mode is what proxies Services: IPTables, IPVS, NFTables or Userspace. NFTables needs
+	// Linux 5.13 or newer. Choose IPVS only to keep an existing setup running: Kubernetes has
+	// deprecated that mode (off by default in 1.40, removed in 1.43). With Userspace, iptables
+	// redirects all connections to the agent, which retries endpoints that do not accept and costs
+	// more; a ServiceProxyPolicy can choose that for single Services in any mode. Default: IPTables.
+	// Same as kube-proxy's mode, which no longer has Userspace. Source: user.
 	// +optional
 	// +default=ref(ModeIPTables)
 	Mode *ProxyMode `json:"mode,omitempty"`
@@ -128,6 +142,10 @@ type ProxySettings struct {
 	// +optional
 	IPVS *IPVSSettings `json:"ipvs,omitempty"`
 
+	// userspace applies to the Services that the agent itself serves. Source: user.
+	// +optional
+	Userspace *UserspaceSettings `json:"userspace,omitempty"`
+
 	// sync is how often the agent writes to the kernel and verifies it. Source: user.
 	// +optional
 	Sync *SyncSettings `json:"sync,omitempty"`
@@ -162,6 +180,9 @@ type ProxySettings struct {
 // +kubebuilder:validation:XValidation:fieldPath=".ipvs.tcpTimeoutSeconds",rule=`self.?ipvs.?tcpTimeoutSeconds.orValue(0) >= 0`,message=`settings.ipvs.tcpTimeoutSeconds must be 0 or more; 0 leaves the kernel's value unchanged`
 // +kubebuilder:validation:XValidation:fieldPath=".ipvs.tcpFinTimeoutSeconds",rule=`self.?ipvs.?tcpFinTimeoutSeconds.orValue(0) >= 0`,message=`settings.ipvs.tcpFinTimeoutSeconds must be 0 or more; 0 leaves the kernel's value unchanged`
 // +kubebuilder:validation:XValidation:fieldPath=".ipvs.udpTimeoutSeconds",rule=`self.?ipvs.?udpTimeoutSeconds.orValue(0) >= 0`,message=`settings.ipvs.udpTimeoutSeconds must be 0 or more; 0 leaves the kernel's value unchanged`
+// +kubebuilder:validation:XValidation:fieldPath=".userspace.connectTimeoutMilliseconds",rule=`self.?userspace.?connectTimeoutMilliseconds.orValue(250) >= 1`,message=`settings.userspace.connectTimeoutMilliseconds must be 1 or more`
+// +kubebuilder:validation:XValidation:fieldPath=".userspace.maxConnections",rule=`self.?userspace.?maxConnections.orValue(1) >= 1`,message=`settings.userspace.maxConnections must be 1 or more`
+// +kubebuilder:validation:XValidation:fieldPath=".userspace.maxConnectionsPerPort",rule=`self.?userspace.?maxConnectionsPerPort.orValue(1) >= 1`,message=`settings.userspace.maxConnectionsPerPort must be 1 or more`
 // +kubebuilder:validation:XValidation:fieldPath=".sync.minIntervalMilliseconds",rule=`self.?sync.?minIntervalMilliseconds.orValue(0) >= 0`,message=`settings.sync.minIntervalMilliseconds must be 0 or more; 0 means no pause between writes`
 // +kubebuilder:validation:XValidation:fieldPath=".sync.verifyIntervalSeconds",rule=`self.?sync.?verifyIntervalSeconds.orValue(60) >= 5`,message=`settings.sync.verifyIntervalSeconds must be 5 or more: a verification may read all of the kernel's rules`
 // +kubebuilder:validation:XValidation:fieldPath=".sync.verifyIntervalSeconds",rule=`!has(self.sync) || !has(self.sync.verifyIntervalSeconds) || !has(self.sync.minIntervalMilliseconds) || self.sync.verifyIntervalSeconds * 1000 >= self.sync.minIntervalMilliseconds`,message=`settings.sync.verifyIntervalSeconds must not be shorter than settings.sync.minIntervalMilliseconds`
@@ -304,6 +325,32 @@ type IPVSSettings struct {
 	// +optional
 	// +default=ref(unchanged)
 	UDPTimeoutSeconds *int32 `json:"udpTimeoutSeconds,omitempty"`
+}
+
+// UserspaceSettings configure how the agent itself serves Services.
+type UserspaceSettings struct {
+	// connectTimeoutMilliseconds is how long the first endpoint may take to accept a connection, in
+	// milliseconds, at least 1. Each of up to three others may take twice as long as the one before
+	// it, but no longer than 2 s unless the first one may. Default: 250, as kube-proxy's mode userspace
+	// had. Source: user.
+	// +kubebuilder:validation:Maximum=60000
+	// +optional
+	// +default=ref(defaultConnectMilliseconds)
+	ConnectTimeoutMilliseconds *int32 `json:"connectTimeoutMilliseconds,omitempty"`
+
+	// maxConnections is how many connections, and clients of UDP, the agent serves at a time. More
+	// are rejected and counted. Each takes two file descriptors. Default: 100000. Source: user.
+	// +kubebuilder:validation:Maximum=2147483647
+	// +optional
+	// +default=ref(defaultMaxConnections)
+	MaxConnections *int32 `json:"maxConnections,omitempty"`
+
+	// maxConnectionsPerPort is the same for one port of a Service in one IP family, so that one
+	// Service leaves some to the others. Default: 50000. Source: user.
+	// +kubebuilder:validation:Maximum=2147483647
+	// +optional
+	// +default=ref(defaultMaxPerPort)
+	MaxConnectionsPerPort *int32 `json:"maxConnectionsPerPort,omitempty"`
 }
 
 // SyncSettings are how often the agent writes to the kernel and verifies it.

@@ -29,13 +29,14 @@ func IPVSSchedulers() []string {
 func ValidateSettings(s *ProxySettings) field.ErrorList {
 	v := &validator{}
 	root := field.NewPath("spec", "settings")
-	oneOf(v, root.Child("mode"), *s.Mode, ModeIPTables, ModeIPVS, ModeNFTables)
+	oneOf(v, root.Child("mode"), *s.Mode, ModeIPTables, ModeIPVS, ModeNFTables, ModeUserspace)
 	oneOf(v, root.Child("fallback"), *s.Fallback, FallbackNone, FallbackIPTables, FallbackNFTables)
 	oneOf(v, root.Child("enforcement"), *s.Enforcement, Enforce, Audit)
 	v.detectLocal(root.Child("detectLocal"), s.DetectLocal)
 	v.nodePorts(root.Child("nodePorts"), s.NodePorts)
 	v.masquerade(root.Child("masquerade"), s.Masquerade)
 	v.ipvs(root.Child("ipvs"), s.IPVS)
+	v.userspace(root.Child("userspace"), s.Userspace)
 	v.sync(root.Child("sync"), s.Sync)
 	v.byType(root, reflect.ValueOf(s).Elem())
 	return v.errs
@@ -146,6 +147,18 @@ func (v *validator) masquerade(at *field.Path, m *MasqueradeSettings) {
 func (v *validator) ipvs(at *field.Path, i *IPVSSettings) {
 	oneOf(v, at.Child("scheduler"), *i.Scheduler, IPVSSchedulers()...)
 	v.cidrs(at.Child("excludeCIDRs"), i.ExcludeCIDRs)
+}
+
+func (v *validator) userspace(at *field.Path, u *UserspaceSettings) {
+	v.positive(at.Child("connectTimeoutMilliseconds"), *u.ConnectTimeoutMilliseconds)
+	v.positive(at.Child("maxConnections"), *u.MaxConnections)
+	v.positive(at.Child("maxConnectionsPerPort"), *u.MaxConnectionsPerPort)
+}
+
+func (v *validator) positive(at *field.Path, value int32) {
+	if value < 1 {
+		v.invalid(at, value, "must be at least 1")
+	}
 }
 
 func (v *validator) sync(at *field.Path, s *SyncSettings) {

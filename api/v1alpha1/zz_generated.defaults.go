@@ -88,6 +88,20 @@ func SetObjectDefaults_NodeProxyRules(in *NodeProxyRules) {
 			in.Spec.Settings.IPVS.UDPTimeoutSeconds = &ptrVar1
 		}
 	}
+	if in.Spec.Settings.Userspace != nil {
+		if in.Spec.Settings.Userspace.ConnectTimeoutMilliseconds == nil {
+			ptrVar1 := int32(defaultConnectMilliseconds)
+			in.Spec.Settings.Userspace.ConnectTimeoutMilliseconds = &ptrVar1
+		}
+		if in.Spec.Settings.Userspace.MaxConnections == nil {
+			ptrVar1 := int32(defaultMaxConnections)
+			in.Spec.Settings.Userspace.MaxConnections = &ptrVar1
+		}
+		if in.Spec.Settings.Userspace.MaxConnectionsPerPort == nil {
+			ptrVar1 := int32(defaultMaxPerPort)
+			in.Spec.Settings.Userspace.MaxConnectionsPerPort = &ptrVar1
+		}
+	}
 	if in.Spec.Settings.Sync != nil {
 		if in.Spec.Settings.Sync.MinIntervalMilliseconds == nil {
 			ptrVar1 := int32(defaultMinIntervalMilliseconds)

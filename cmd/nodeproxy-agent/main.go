@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -26,6 +27,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/userspace"
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
@@ -66,6 +68,7 @@ type options struct {
 	healthProbe  string
 	iptables     string
 	exclude      string
+	drain        time.Duration
 	logVerbosity int
 }
 
@@ -122,9 +125,11 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	if err != nil {
 		log.Info("Cannot detect node restarts; using a checkpoint as after a restart", "err", err.Error())
 	}
+	flows := conntrack.NewKernel()
+	proxy := userspaceProxy(host, flows)
 	a, err := agent.New(agent.Options{
-		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: host.Dataplanes(), IPTables: host.Version,
-		Flows: conntrack.NewKernel(), Tracking: conntrack.NewSystem(o.sysctls),
+		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: proxy.Dataplanes(), IPTables: host.Version,
+		Userspace: proxy, Flows: flows, Tracking: conntrack.NewSystem(o.sysctls),
 		Probe: ownership.NewProbe(sockets.Kernel{}, log), Spotter: host.Spotter(), Sockets: sockets.Kernel{},
 		Serving:            ownership.NewServing(sockets.Kernel{}, log),
 		ProxyHealthAddress: o.proxyHealth, MetricsAddress: o.metrics, ProbeAddress: o.healthProbe,
@@ -136,7 +141,36 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 		return fmt.Errorf("setting up: %w", err)
 	}
 	go connection.Run(ctx)
-	return a.Run(ctx)
+	return runBoth(ctx, a, proxy, o.drain)
+}
+
+// runBoth runs the agent, and the userspace proxy until its connections have ended after that, which may take
+// as long as drain. If the proxy fails, the agent stops.
+func runBoth(ctx context.Context, a *agent.Agent, proxy *userspace.Host, drain time.Duration) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	serving, stop := context.WithCancel(context.Background())
+	defer stop()
+	failed := make(chan error, 1)
+	go func() {
+		failed <- proxy.Run(serving)
+		cancel()
+	}()
+	err := a.Run(ctx)
+	draining, end := context.WithTimeout(serving, drain)
+	defer end()
+	proxy.Drain(draining, clock.RealClock{})
+	stop()
+	return errors.Join(err, <-failed)
+}
+
+// userspaceProxy joins the kernel's data planes with the userspace proxy.
+func userspaceProxy(host *modes.Node, flows *conntrack.Kernel) *userspace.Host {
+	kernel := map[dataplane.Family]userspace.Kernel{}
+	for family, plane := range host.Planes {
+		kernel[family] = plane
+	}
+	return userspace.NewHost(kernel, userspace.Options{Flows: flows})
 }
 
 // cleanup removes rules, except virtual servers in excluded ranges.
@@ -170,6 +204,7 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	flags.StringVar(&o.proxyHealth, "proxy-health-bind-address", "0.0.0.0:10256", "`host:port` of the proxy's /healthz and /livez, for load balancers; 0: none. Opened when no other proxy is active")
 	flags.StringVar(&o.metrics, "metrics-bind-address", ownership.ProxyModeAddress, "`host:port` of /metrics and /proxyMode; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families. Opened when no other proxy is active")
 	flags.StringVar(&o.healthProbe, "health-probe-bind-address", "127.0.0.1:19256", "`host:port` of the kubelet's probes /livez and /readyz, and of /metrics, also while another proxy is active; 0: none. 127.0.0.1 or [::1] means the loopback addresses of both IP families")
+	flags.DurationVar(&o.drain, "userspace-drain", 10*time.Second, "how long connections that the agent itself serves may go on when it stops; their Services get new ones from the kernel meanwhile. Less than the pod's termination grace period")
 	flags.StringVar(&o.iptables, "iptables-variant", "auto", "`variant` of iptables to program: auto, nf_tables or legacy. auto: the one that the kubelet or a proxy already uses when the agent starts. For cleanup: the variant to clean up; auto: both")
 	flags.StringVar(&o.exclude, "ipvs-exclude-cidrs", "", "for cleanup, which does not read the API: address `ranges`, separated by commas, whose virtual servers stay, as in spec.settings.ipvs.excludeCIDRs of the NodeProxy")
 	flags.IntVar(&o.logVerbosity, "v", 0, "log `level`: 0 for normal operation, 2 for every sync, 4 for debugging")

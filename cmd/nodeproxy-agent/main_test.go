@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -25,7 +26,7 @@ func TestParse(t *testing.T) {
 	}
 	want := &options{
 		api: connect.Options{APIServers: []string{"https://a:1", "https://b:2"}}, namespace: "nodeproxy-system", nodeName: "node-1",
-		stateDir: "/var/lib/nodeproxy", sysctls: "/proc/sys", proxyHealth: "0.0.0.0:10256", metrics: "127.0.0.1:10249", healthProbe: "127.0.0.1:19256", iptables: "auto", logVerbosity: 2,
+		stateDir: "/var/lib/nodeproxy", sysctls: "/proc/sys", proxyHealth: "0.0.0.0:10256", metrics: "127.0.0.1:10249", healthProbe: "127.0.0.1:19256", iptables: "auto", drain: 10 * time.Second, logVerbosity: 2,
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(options{})); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)

@@ -99,6 +99,7 @@ func ValidateOverrides(o *v1alpha1.ServiceOverrides, at *field.Path) field.Error
 		errs = append(errs, field.Invalid(at.Child("sessionAffinity", "clientIPTimeoutSeconds"), a.ClientIPTimeoutSeconds,
 			fmt.Sprintf("must be 1 to %d (a day)", maxAffinitySeconds)))
 	}
+	errs = append(errs, oneOf(o.Serving, at.Child("serving"), v1alpha1.ServingKernel, v1alpha1.ServingUserspace)...)
 	return append(errs, oneOf(o.IPVSScheduler, at.Child("ipvsScheduler"), v1alpha1.IPVSSchedulers()...)...)
 }
 

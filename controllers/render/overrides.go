@@ -50,6 +50,7 @@ type shapedService struct {
 	internal     v1alpha1.TrafficPolicy
 	affinity     *v1alpha1.SessionAffinity
 	scheduler    string
+	serving      v1alpha1.Serving // empty for the kernel
 	ineffective  []IneffectiveOverride
 }
 
@@ -82,7 +83,27 @@ func shaped(svc *corev1.Service, fams families, o *v1alpha1.ServiceOverrides) sh
 		s.affinity = &v1alpha1.SessionAffinity{ClientIPTimeoutSeconds: o.SessionAffinity.ClientIPTimeoutSeconds}
 	}
 	s.scheduler = ptr.Deref(o.IPVSScheduler, "")
+	if ptr.Deref(o.Serving, "") == v1alpha1.ServingUserspace {
+		s.serveInUserspace()
+	}
 	return s
+}
+
+// serveInUserspace has agents serve the Service themselves, except for SCTP.
+func (s *shapedService) serveInUserspace() {
+	const name = "serving"
+	sctp := 0
+	for _, p := range s.ports {
+		if p.Protocol == corev1.ProtocolSCTP {
+			sctp++
+		}
+	}
+	if sctp > 0 {
+		s.without(name, "Userspace has no effect on ports with protocol SCTP, which the kernel serves")
+	}
+	if sctp < len(s.ports) {
+		s.serving = v1alpha1.ServingUserspace
+	}
 }
 
 func (s *shapedService) without(field, format string, args ...any) {

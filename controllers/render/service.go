@@ -67,6 +67,7 @@ func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, s
 			SessionAffinity:          as.affinity,
 			HealthCheckNodePort:      healthCheckNodePort(svc),
 			IPVSScheduler:            as.scheduler,
+			Serving:                  as.serving,
 			Policies:                 shape.Policies,
 			PolicySummary:            PolicySummary(shape.Policies),
 			PortSummary:              portSummary(as.ports),

@@ -99,7 +99,7 @@ func TestNodeProxyPoliciesInvalid(t *testing.T) {
 	const maxUnavailable = "rollout.maxUnavailable must be a number of nodes, 1 or more, or 1% to 100%"
 	const deadline = "rollout.progressDeadlineSeconds must be 1 or more"
 	cases := []invalidSpec{
-		{"unknown mode", `settings: {mode: Userspace}`, []string{`spec.settings.mode: Unsupported value: "Userspace"`}},
+		{"unknown mode", `settings: {mode: Winkernel}`, []string{`spec.settings.mode: Unsupported value: "Winkernel"`}},
 		{"unknown scheduler", `settings: {ipvs: {scheduler: leastconn}}`, []string{"spec.settings.ipvs.scheduler", "settings.ipvs.scheduler must be a Linux IPVS scheduler: rr, wrr, "}},
 		{"malformed CIDR of pods", `settings: {detectLocal: {mode: ClusterCIDR, clusterCIDRs: ["10.244.0.0"]}}`,
 			[]string{"spec.settings.detectLocal.clusterCIDRs", "must contain CIDRs such as"}},
@@ -217,7 +217,7 @@ func TestPoliciesAccepted(t *testing.T) {
 			"the longest list of ranges": servicePolicy(fmt.Sprintf(`{loadBalancerSourceRanges: %s}`, every(256, `"2001:db8:1111:2222:3333:4444:5555:6666/128"`))),
 			"shortest affinity":          servicePolicy(`{sessionAffinity: {clientIPTimeoutSeconds: 1}}`),
 			"longest affinity":           servicePolicy(`{sessionAffinity: {clientIPTimeoutSeconds: 86400}}`),
-			"against weaker policies":    servicePolicy(`{nodePorts: Enabled, externalIPs: Enabled, internalTrafficPolicy: Cluster, externalTrafficPolicy: Cluster, ipvsScheduler: mh}`),
+			"against weaker policies":    servicePolicy(`{nodePorts: Enabled, externalIPs: Enabled, internalTrafficPolicy: Cluster, externalTrafficPolicy: Cluster, ipvsScheduler: mh, serving: Kernel}`),
 		},
 	}
 	for _, kind := range slices.Sorted(maps.Keys(accepted)) {

@@ -17,8 +17,8 @@ type invalidSpec struct {
 func TestSettingsInvalid(t *testing.T) {
 	const notCIDR = "must contain CIDRs such as"
 	checkInvalid(t, []invalidSpec{
-		{"unknown mode", `settings: {mode: Userspace}`,
-			[]string{`spec.settings.mode: Unsupported value: "Userspace"`, `"IPTables", "IPVS", "NFTables"`}},
+		{"unknown mode", `settings: {mode: Winkernel}`,
+			[]string{`spec.settings.mode: Unsupported value: "Winkernel"`, `"IPTables", "IPVS", "NFTables", "Userspace"`}},
 		{"unknown fallback", `settings: {fallback: IPVS}`, []string{`spec.settings.fallback: Unsupported value: "IPVS"`}},
 		{"unknown enforcement", `settings: {enforcement: Dryrun}`, []string{"spec.settings.enforcement: Unsupported value"}},
 		{"unknown toggle", `settings: {masquerade: {all: true}}`, []string{"spec.settings.masquerade.all"}},
@@ -51,6 +51,10 @@ func TestSettingsInvalid(t *testing.T) {
 
 		{"masquerade bit 32", `settings: {masquerade: {bit: 32}}`, []string{"settings.masquerade.bit must be 0 to 31"}},
 		{"masquerade bit -1", `settings: {masquerade: {bit: -1}}`, []string{"settings.masquerade.bit must be 0 to 31"}},
+
+		{"no time to connect", `settings: {userspace: {connectTimeoutMilliseconds: 0}}`, []string{"settings.userspace.connectTimeoutMilliseconds must be 1 or more"}},
+		{"no connections", `settings: {userspace: {maxConnections: 0}}`, []string{"settings.userspace.maxConnections must be 1 or more"}},
+		{"no connections to a port", `settings: {userspace: {maxConnectionsPerPort: -1}}`, []string{"settings.userspace.maxConnectionsPerPort must be 1 or more"}},
 
 		{"verification more often than every 5 s", `settings: {sync: {verifyIntervalSeconds: 4}}`,
 			[]string{"settings.sync.verifyIntervalSeconds must be 5 or more"}},

@@ -48,7 +48,7 @@ func topologyRows() []row {
 	// reachable checks that exactly these endpoints have a chain.
 	reachable := func(list ...int) func(*world) {
 		return func(w *world) {
-			if w.ipvs != nil || w.nft != nil {
+			if w.ipvs != nil || w.nft != nil || w.proxy != nil {
 				return
 			}
 			var have []int

@@ -119,7 +119,7 @@ func (w *world) removeSlices() {
 // IPTables, where endpoints have rules.
 func (w *world) holds(text string, want bool) {
 	w.Helper()
-	if w.ipvs != nil || w.nft != nil {
+	if w.ipvs != nil || w.nft != nil || w.proxy != nil {
 		return
 	}
 	text = w.tr(text)

@@ -21,6 +21,8 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/iptables/iptablesmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/kernelmodel"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nftables/nftablesmodel"
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/userspace"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // world is a World on a model of the kernel.
@@ -32,6 +34,8 @@ type world struct {
 	ipvs *ipvstest.Kernel
 	// nft is the model in mode NFTables, instead of kernel; nil in other modes.
 	nft *nftablesmodel.Kernel
+	// proxy is what the kernel redirects to in mode Userspace; nil in other modes.
+	proxy *userspace.Proxy
 	// instead are outcomes that differ in the world's mode.
 	instead func(from, to string) (want string, differs bool)
 	// mapped: IPv6 addresses stand for the IPv4 addresses of objects and packets.
@@ -129,11 +133,33 @@ func (w *world) trace(from, to string) []kernelmodel.Outcome {
 	if w.nft != nil {
 		trace = w.nft.Trace
 	}
-	outcomes, err := trace(w.packet(from, to))
+	packet := w.packet(from, to)
+	outcomes, err := trace(packet)
 	if err != nil {
 		w.Fatal(err)
 	}
+	if w.proxy != nil {
+		return w.throughProxy(packet, outcomes)
+	}
 	return outcomes
+}
+
+// throughProxy returns what becomes of a connection by the endpoints among which the proxy chooses.
+func (w *world) throughProxy(p kernelmodel.Packet, outcomes []kernelmodel.Outcome) (out []kernelmodel.Outcome) {
+	protocol := v1alpha1.Protocol(strings.ToUpper(p.Protocol))
+	for _, o := range outcomes {
+		endpoints, redirected := w.proxy.Endpoints(protocol, p.Destination, o.Endpoint)
+		if !redirected {
+			out = append(out, o)
+			continue
+		}
+		for _, e := range endpoints {
+			one := o
+			one.Endpoint, one.Share, one.Masqueraded = e, o.Share/float64(len(endpoints)), true
+			out = append(out, one)
+		}
+	}
+	return out
 }
 
 // sees checks what becomes of a packet. want is one of the fates, or the
@@ -160,7 +186,16 @@ func (w *world) sees(from, to, want string) {
 		paths = append(paths, path)
 	}
 	slices.Sort(got)
-	if expected := w.expected(want); !slices.Equal(got, expected) {
+	expected := w.expected(want)
+	if w.proxy != nil && !strings.HasPrefix(to, "sctp/") { // all endpoints see the node's address
+		for i, one := range expected {
+			if endpoint, cut := strings.CutSuffix(one, "-M"); cut && strings.Contains(endpoint, ":") {
+				expected[i] = endpoint + "+M"
+			}
+		}
+		slices.Sort(expected)
+	}
+	if !slices.Equal(got, expected) {
 		w.Errorf("%s → %s: %s, want %s\n  %s", from, to, got, expected, strings.Join(paths, "\n  "))
 		return
 	}

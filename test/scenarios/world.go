@@ -166,7 +166,7 @@ func (w *World) apply(services map[dataplane.ServiceName]*dataplane.Service, nod
 		Node:     dataplane.Node{Settings: v1alpha1.CompleteSettings(&node.Settings)},
 		Services: services, Dirty: map[dataplane.ServiceName]struct{}{}, Prune: true,
 	}
-	r.Mode = *r.Node.Settings.Mode
+	r.Mode = r.Node.Settings.Mode.Kernel()
 	for _, text := range node.Node.Addresses {
 		if a := netip.MustParseAddr(text); w.Family.Of(a) {
 			r.Node.Addresses = append(r.Node.Addresses, a)

@@ -72,6 +72,7 @@ type Service struct {
 	// LocalReadyEndpoints is what the health check counts on this node.
 	LocalReadyEndpoints int      `json:"localReadyEndpoints,omitempty"`
 	IPVSScheduler       string   `json:"ipvsScheduler,omitempty"`
+	Userspace           bool     `json:"userspace,omitempty"`
 	Policies            []string `json:"policies,omitempty"`
 	Ports               []Port   `json:"ports,omitempty"`
 	// Lost are claims that another Service owns.
@@ -214,7 +215,7 @@ func service(svc *dataplane.Service, set *combine.Set, object *v1alpha1.ServiceP
 		ClusterIP: svc.ClusterIP, ExternalIPs: svc.ExternalIPs, LoadBalancerIPs: svc.LoadBalancerIPs, SourceRanges: svc.SourceRanges,
 		InternalTrafficPolicy: policy(svc.InternalLocal), ExternalTrafficPolicy: policy(svc.ExternalLocal),
 		AffinitySeconds: svc.AffinitySeconds, HealthCheckNodePort: svc.HealthCheckNodePort, LocalReadyEndpoints: svc.LocalReady,
-		IPVSScheduler: svc.IPVSScheduler, Policies: object.Spec.Policies, Problems: set.Problems[svc.Name],
+		IPVSScheduler: svc.IPVSScheduler, Userspace: svc.Userspace, Policies: object.Spec.Policies, Problems: set.Problems[svc.Name],
 		Lost: lost(svc, set, &object.Spec),
 	}
 	for i := range svc.Ports {

@@ -125,6 +125,9 @@ func (s *Service) besides() []string {
 	if s.HealthCheckNodePort != 0 {
 		add("health check %d counts %s", s.HealthCheckNodePort, text.Count(s.LocalReadyEndpoints, "local endpoint"))
 	}
+	if s.Userspace {
+		add("served by the agent itself")
+	}
 	if s.IPVSScheduler != "" {
 		add("IPVS scheduler %s", s.IPVSScheduler)
 	}

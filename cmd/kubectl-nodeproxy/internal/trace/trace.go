@@ -11,6 +11,7 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -96,14 +97,14 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 		return nil, err
 	}
 	if mode := node.Status.Mode; mode != "" {
-		set.Mode = mode
+		set.Mode = mode.Kernel()
 	}
 	result, err := tracer.New(set).Trace(ctx, packet)
 	if err != nil {
 		return nil, err
 	}
 	r := w.report(node.Name, q, result)
-	r.Notes = slices.Concat(notes, result.Notes, fromService(set, packet.Source), w.elsewhere(r, from), w.unused(set, node, result), rejected(node, result.Service))
+	r.Notes = slices.Concat(notes, result.Notes, fromService(set, packet.Source), w.elsewhere(r, from), w.unused(set, node, result), rejected(node, result.Service), byAgent(node, set, result.Service))
 	if why := o.Unreadable(cluster.EndpointSlices); why != "" {
 		r.Notes = append(r.Notes, "the pods of endpoints are unknown: "+why)
 	}
@@ -189,6 +190,18 @@ func rejected(node *v1alpha1.NodeProxyRules, service *tracer.Target) []string {
 		}
 	}
 	return nil
+}
+
+// byAgent reports that not the kernel chooses the endpoint.
+func byAgent(node *v1alpha1.NodeProxyRules, set *combine.Set, service *tracer.Target) []string {
+	if service == nil {
+		return nil
+	}
+	svc := set.Services[dataplane.ServiceName{Namespace: service.Namespace, Name: service.Name}]
+	if svc == nil || !svc.Userspace && ptr.Deref(node.Spec.Settings.Mode, "") != v1alpha1.ModeUserspace {
+		return nil
+	}
+	return []string{"the kernel redirects the connection to the agent, which chooses among these endpoints and tries another one if that does not accept; the endpoint sees the node's address as its client"}
 }
 
 // podOf returns the pod of an endpoint of a Service; empty: unknown.

@@ -1,0 +1,158 @@
+package userspace
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// How long an endpoint that has failed rests: twice as long after each failure in a row.
+const (
+	firstRest   = time.Second
+	longestRest = 30 * time.Second
+)
+
+// policy is the traffic policy by which the kernel has redirected a connection.
+type policy int
+
+const (
+	cluster policy = iota
+	local
+	policies // is how many there are
+)
+
+// endpoint is one endpoint of a port, and how it has fared lately.
+type endpoint struct {
+	address netip.AddrPort
+	// gone: it is no longer one of the port's. Clients of UDP are sent to another one.
+	gone atomic.Bool
+	// failed counts all failures, for metrics.
+	failed atomic.Int64
+
+	// The balancer's lock guards everything below.
+	listed   [policies]bool
+	failures int       // in a row
+	rests    time.Time // until then, others are preferred
+}
+
+func (e *endpoint) resting(now time.Time) bool { return now.Before(e.rests) }
+
+// balancer chooses endpoints for one port of a Service: round robin, unless clients stay with theirs.
+type balancer struct {
+	mu    sync.Mutex // guards everything below
+	known map[netip.AddrPort]*endpoint
+	lists [policies][]*endpoint
+	next  [policies]int // index in the list
+	// affinity is nil without session affinity.
+	affinity *affinity
+}
+
+// set replaces the endpoints. It returns those that are gone. Those that stay keep their state.
+func (b *balancer) set(lists [policies][]netip.AddrPort, affinityTimeout time.Duration) (gone []*endpoint) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	former := b.known
+	b.known = make(map[netip.AddrPort]*endpoint, len(lists[cluster]))
+	for _, e := range former {
+		e.listed = [policies]bool{}
+	}
+	for p, addresses := range lists {
+		b.lists[p] = make([]*endpoint, 0, len(addresses))
+		for _, address := range addresses {
+			e := b.known[address]
+			if e == nil {
+				if e = former[address]; e == nil {
+					e = &endpoint{address: address}
+				}
+				b.known[address] = e
+			}
+			if !e.listed[p] {
+				e.listed[p] = true
+				b.lists[p] = append(b.lists[p], e)
+			}
+		}
+	}
+	for address, e := range former {
+		if b.known[address] == nil {
+			e.gone.Store(true)
+			gone = append(gone, e)
+		}
+	}
+	b.affinity = b.affinity.within(affinityTimeout)
+	return gone
+}
+
+// pick returns the endpoint to try next for a client, which has tried some; nil: there is none left.
+// Endpoints that rest come last, whatever the client's affinity.
+func (b *balancer) pick(p policy, client netip.Addr, tried []*endpoint, now time.Time) *endpoint {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e := b.affinity.of(client, now); e != nil && e.listed[p] && !e.resting(now) && !slices.Contains(tried, e) {
+		b.affinity.stay(client, e, now)
+		return e
+	}
+	list := b.lists[p]
+	var last *endpoint
+	for i := range list {
+		at := (b.next[p] + i) % len(list)
+		switch e := list[at]; {
+		case slices.Contains(tried, e):
+		case !e.resting(now):
+			b.next[p] = at + 1
+			b.affinity.stay(client, e, now)
+			return e
+		case last == nil || e.rests.Before(last.rests):
+			last = e
+		}
+	}
+	if last != nil {
+		b.affinity.stay(client, last, now)
+	}
+	return last
+}
+
+// failure notes that an endpoint did not accept. It rests unless too many would.
+func (b *balancer) failure(e *endpoint, now time.Time) {
+	e.failed.Add(1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e.resting(now) {
+		return // other connections began before it rested
+	}
+	e.failures++
+	for p, list := range b.lists {
+		if !e.listed[p] {
+			continue
+		}
+		resting := 1
+		for _, other := range list {
+			if other.resting(now) {
+				resting++
+			}
+		}
+		if resting > len(list)/2 {
+			return
+		}
+	}
+	e.rests = now.Add(restAfter(e.failures))
+}
+
+// restAfter is how long an endpoint rests after so many failures in a row.
+func restAfter(failures int) time.Duration {
+	rest := firstRest
+	for range failures - 1 {
+		if rest *= 2; rest >= longestRest {
+			return longestRest
+		}
+	}
+	return rest
+}
+
+// success notes that an endpoint has accepted.
+func (b *balancer) success(e *endpoint) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e.failures, e.rests = 0, time.Time{}
+}

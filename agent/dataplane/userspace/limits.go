@@ -1,0 +1,32 @@
+package userspace
+
+import "sync/atomic"
+
+// Limits bound what clients can make the proxy hold.
+type Limits struct {
+	// Connections is how many connections and clients of UDP the node's Services may have at a time.
+	Connections int64
+	// PerPort is the same for one port of a Service.
+	PerPort int64
+}
+
+// DefaultLimits are far above what the Services have that need this mode. A connection takes two file
+// descriptors and, while nothing is in transit, less than 2 KiB.
+func DefaultLimits() Limits { return Limits{Connections: 100_000, PerPort: 50_000} }
+
+// maxRetained bounds the first datagrams, in bytes, that the proxy retains to send them again.
+const maxRetained = 4 << 20
+
+// limited counts what has a limit.
+type limited struct{ n atomic.Int64 }
+
+// take adds n unless that exceeds the limit.
+func (l *limited) take(n, limit int64) bool {
+	if l.n.Add(n) <= limit {
+		return true
+	}
+	l.n.Add(-n)
+	return false
+}
+
+func (l *limited) give(n int64) { l.n.Add(-n) }

@@ -1,0 +1,90 @@
+package userspace
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// NewModel returns a Proxy that accepts nothing, for models of a kernel that redirects connections to it.
+func NewModel() *Proxy {
+	p := New(Options{})
+	p.newEngine = func(*Proxy) (engine, error) { return &model{udp: map[netip.AddrPort]modelSocket{}}, nil }
+	return p
+}
+
+// model is an engine that only has addresses.
+type model struct {
+	mu   sync.Mutex // guards everything below
+	last uint16
+	udp  map[netip.AddrPort]modelSocket
+}
+
+type modelSocket struct {
+	port   *port
+	policy policy
+}
+
+func (*model) run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (*model) endUDP() {}
+
+func (m *model) listen(address netip.Addr, _ policy) (netip.AddrPort, func(), error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.last--
+	return netip.AddrPortFrom(address, m.last), func() {}, nil
+}
+
+func (m *model) listenUDP(p *port, by policy, address netip.Addr) (netip.AddrPort, func(), error) {
+	bound, _, _ := m.listen(address, by)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.udp[bound] = modelSocket{p, by}
+	return bound, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.udp, bound)
+	}, nil
+}
+
+// Endpoints returns those among which a model's proxy would choose for a connection to a destination that
+// the kernel has redirected; false: it is not one of its listeners.
+func (p *Proxy) Endpoints(protocol v1alpha1.Protocol, to, listener netip.AddrPort) ([]netip.AddrPort, bool) {
+	of, by := p.at(protocol, to, listener)
+	if of == nil {
+		return nil, false
+	}
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	var out []netip.AddrPort
+	for _, e := range of.lists[by] {
+		out = append(out, e.address)
+	}
+	return out, true
+}
+
+// at returns the port, and the policy, that a redirected connection is for.
+func (p *Proxy) at(protocol v1alpha1.Protocol, to, listener netip.AddrPort) (*port, policy) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m, is := p.engine.(*model); is && protocol == v1alpha1.ProtocolUDP {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		socket := m.udp[listener]
+		return socket.port, socket.policy
+	}
+	for _, at := range p.listening {
+		for by, bound := range at.tcp {
+			if bound == listener {
+				return p.table.find(protocol, to), policy(by)
+			}
+		}
+	}
+	return nil, 0
+}

@@ -1,0 +1,181 @@
+package userspace
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+// portID names a port of a Service in one IP family.
+type portID struct {
+	service  dataplane.ServiceName
+	family   dataplane.Family
+	protocol v1alpha1.Protocol
+	port     uint16
+}
+
+// port is a port of a Service that the proxy serves.
+type port struct {
+	id portID
+	balancer
+	counters
+	// open is how many connections, or clients of UDP, it has.
+	open limited
+	// sockets are where datagrams arrive, by policy, and ends close them; zero: nowhere. The Proxy's
+	// lock guards them.
+	sockets [policies]netip.AddrPort
+	ends    [policies]func()
+}
+
+// destination is where clients connect. For a node port the address is the family's unspecified one.
+type destination struct {
+	protocol v1alpha1.Protocol
+	address  netip.AddrPort
+}
+
+// table finds the port that a connection is for.
+type table struct {
+	mu           sync.RWMutex // guards everything below
+	ports        map[portID]*port
+	destinations map[destination]*port
+	services     map[serviceID]*entry
+}
+
+type serviceID struct {
+	name   dataplane.ServiceName
+	family dataplane.Family
+}
+
+// entry is what the table has of a Service.
+type entry struct {
+	ports        []*port
+	destinations map[destination]*port
+}
+
+func newTable() *table {
+	return &table{ports: map[portID]*port{}, destinations: map[destination]*port{}, services: map[serviceID]*entry{}}
+}
+
+// find returns the port that a client has connected to; nil: none that the proxy serves.
+func (t *table) find(protocol v1alpha1.Protocol, address netip.AddrPort) *port {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if p := t.destinations[destination{protocol, address}]; p != nil {
+		return p
+	}
+	return t.destinations[destination{protocol, anyAddress(address)}]
+}
+
+// serves reports whether an address is one of the proxy's Services, so that an endpoint there would
+// be a loop. Node ports are those of the node's addresses.
+func (t *table) serves(protocol v1alpha1.Protocol, address netip.AddrPort, node []netip.Addr) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.destinations[destination{protocol, address}] != nil {
+		return true
+	}
+	for _, a := range node {
+		if a == address.Addr() {
+			return t.destinations[destination{protocol, anyAddress(address)}] != nil
+		}
+	}
+	return false
+}
+
+// anyAddress stands for a node port at any address.
+func anyAddress(of netip.AddrPort) netip.AddrPort {
+	if of.Addr().Is4() {
+		return netip.AddrPortFrom(netip.IPv4Unspecified(), of.Port())
+	}
+	return netip.AddrPortFrom(netip.IPv6Unspecified(), of.Port())
+}
+
+// set replaces a Service; nil removes it. It returns the ports it has now and those that are gone.
+// A destination belongs to the Service that was set last, until that one changes: claims are decided
+// before the table is.
+func (t *table) set(id serviceID, s *dataplane.Service) (now, gone []*port) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	next := &entry{destinations: map[destination]*port{}}
+	stays := map[*port]bool{}
+	for i := range portsOf(s) {
+		if s.Ports[i].Protocol == v1alpha1.ProtocolSCTP {
+			continue
+		}
+		p := t.port(id, &s.Ports[i])
+		stays[p] = true
+		next.ports = append(next.ports, p)
+		for d := range s.DestinationsOf(&s.Ports[i]) {
+			next.destinations[destinationOf(id.family, &d)] = p
+		}
+	}
+	if former := t.services[id]; former != nil {
+		for d, p := range former.destinations {
+			if t.destinations[d] == p {
+				delete(t.destinations, d)
+			}
+		}
+		for _, p := range former.ports {
+			if !stays[p] {
+				delete(t.ports, p.id)
+				gone = append(gone, p)
+			}
+		}
+	}
+	maps.Copy(t.destinations, next.destinations)
+	if delete(t.services, id); len(next.ports) > 0 {
+		t.services[id] = next
+	}
+	return next.ports, gone
+}
+
+// portsOf returns the ports of a Service, which may be nil.
+func portsOf(s *dataplane.Service) []dataplane.Port {
+	if s == nil {
+		return nil
+	}
+	return s.Ports
+}
+
+// port returns the port of a Service, which is a new one if it had none.
+func (t *table) port(id serviceID, p *dataplane.Port) *port {
+	key := portID{id.name, id.family, p.Protocol, p.Port}
+	out := t.ports[key]
+	if out == nil {
+		out = &port{id: key}
+		t.ports[key] = out
+	}
+	return out
+}
+
+func destinationOf(family dataplane.Family, d *dataplane.Destination) destination {
+	if d.Kind != dataplane.NodePort {
+		return destination{d.Port.Protocol, d.AddrPort()}
+	}
+	unspecified := netip.IPv4Unspecified()
+	if family == dataplane.IPv6 {
+		unspecified = netip.IPv6Unspecified()
+	}
+	return destination{d.Port.Protocol, netip.AddrPortFrom(unspecified, d.Number)}
+}
+
+// affinityOf is how long a silent client of a Service stays with its endpoint.
+func affinityOf(s *dataplane.Service) time.Duration {
+	return time.Duration(s.AffinitySeconds) * time.Second
+}
+
+// text is number/protocol.
+func (id *portID) text() string { return fmt.Sprintf("%d/%s", id.port, id.protocol) }
+
+// all returns all ports, in no order.
+func (t *table) all() []*port {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return slices.Collect(maps.Values(t.ports))
+}

@@ -1,0 +1,79 @@
+package userspace
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+)
+
+var (
+	clusterIP = netip.MustParseAddr("10.96.0.1")
+	otherIP   = netip.MustParseAddr("10.96.0.2")
+	nodeIP    = netip.MustParseAddr("192.0.2.1")
+)
+
+func named(name string) dataplane.ServiceName {
+	return dataplane.ServiceName{Namespace: "default", Name: name}
+}
+
+func webService(ip netip.Addr, nodePort uint16) *dataplane.Service {
+	return &dataplane.Service{Name: named("web"), ClusterIP: ip, Ports: []dataplane.Port{
+		{Name: "http", Protocol: v1alpha1.ProtocolTCP, Port: 80, NodePort: nodePort, Cluster: addresses(2), Available: true},
+		{Name: "sctp", Protocol: v1alpha1.ProtocolSCTP, Port: 80, Cluster: addresses(2), Available: true},
+		{Name: "dns", Protocol: v1alpha1.ProtocolUDP, Port: 53, Cluster: addresses(2), Available: true},
+	}}
+}
+
+func TestTable(t *testing.T) {
+	table := newTable()
+	id := serviceID{named("web"), dataplane.IPv4}
+	now, gone := table.set(id, webService(clusterIP, 30080))
+	if len(now) != 2 || len(gone) != 0 {
+		t.Fatalf("%d ports, %d gone", len(now), len(gone))
+	}
+	find := func(protocol v1alpha1.Protocol, address string) *port {
+		return table.find(protocol, netip.MustParseAddrPort(address))
+	}
+	for _, address := range []string{"10.96.0.1:80", "192.0.2.1:30080", "203.0.113.9:30080"} {
+		if p := find(v1alpha1.ProtocolTCP, address); p != now[0] {
+			t.Errorf("%s: %v", address, p)
+		}
+	}
+	for protocol, address := range map[v1alpha1.Protocol]string{v1alpha1.ProtocolUDP: "10.96.0.1:80", v1alpha1.ProtocolTCP: "[::1]:30080"} {
+		if p := find(protocol, address); p != nil {
+			t.Errorf("%s: %v", address, p.id)
+		}
+	}
+	node := []netip.Addr{nodeIP}
+	for address, want := range map[string]bool{"10.96.0.1:80": true, "192.0.2.1:30080": true, "192.0.2.2:30080": false, "10.0.0.1:80": false} {
+		if got := table.serves(v1alpha1.ProtocolTCP, netip.MustParseAddrPort(address), node); got != want {
+			t.Errorf("serves %s: %t", address, got)
+		}
+	}
+	// The ports stay if the Service changes.
+	after, gone := table.set(id, webService(otherIP, 0))
+	if after[0] != now[0] || len(gone) != 0 {
+		t.Errorf("another port: %v, gone %v", after[0].id, gone)
+	}
+	for address, want := range map[string]*port{"10.96.0.1:80": nil, "192.0.2.1:30080": nil, "10.96.0.2:80": now[0]} {
+		if p := find(v1alpha1.ProtocolTCP, address); p != want {
+			t.Errorf("%s: %v", address, p)
+		}
+	}
+	// Another Service takes its address over before it is gone.
+	taker := webService(otherIP, 0)
+	taker.Name = named("taker")
+	taken, _ := table.set(serviceID{taker.Name, dataplane.IPv4}, taker)
+	if _, gone = table.set(id, nil); len(gone) != 2 {
+		t.Errorf("%d ports are gone, want 2", len(gone))
+	}
+	if p := find(v1alpha1.ProtocolTCP, "10.96.0.2:80"); p != taken[0] {
+		t.Errorf("the address of the other Service: %v", p)
+	}
+	table.set(serviceID{taker.Name, dataplane.IPv4}, nil)
+	if len(table.ports)+len(table.destinations)+len(table.services) != 0 {
+		t.Errorf("left: %v", table)
+	}
+}

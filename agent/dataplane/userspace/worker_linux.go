@@ -1,0 +1,262 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A worker never blocks but in epoll_wait: neither a client nor an endpoint can hold up others. What
+// it has is its own, without locks; others reach it through do.
+type worker struct {
+	proxy *Proxy
+	epoll int
+	event int // wakes it up
+	spare int // file descriptor to give up when there is no other
+	// handlers are by file descriptor.
+	handlers []handler
+	pipes    []*pipe // empty ones
+	// busy are connections that have used up their share of a round.
+	busy []*connection
+	// attempts are those under way, by their number: all of one number time out after the same time.
+	attempts [maxAttempts]fifo
+	clients  [2]idle // of UDP: those without an answer yet, and the others
+	buffer   []byte  // for datagrams
+	now      time.Time
+	open     map[*connection]struct{}
+
+	mu       sync.Mutex // guards everything below
+	commands []func()
+	stopped  bool
+}
+
+// handler gets the events of a file descriptor.
+type handler interface {
+	ready(w *worker, fd int, events uint32)
+}
+
+func newWorker(p *Proxy) (*worker, error) {
+	w := &worker{proxy: p, epoll: -1, event: -1, spare: -1, buffer: make([]byte, 1<<16), open: map[*connection]struct{}{}}
+	for i := range w.clients {
+		w.clients[i] = newIdle(udpIdle[i])
+	}
+	var err error
+	if w.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, os.NewSyscallError("epoll_create1", err)
+	}
+	if w.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		w.close()
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	if w.spare, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		w.close()
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	if err := w.watch(w.event, unix.EPOLLIN, wakeUp{}); err != nil {
+		w.close()
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *worker) close() {
+	for _, fd := range []int{w.epoll, w.event, w.spare} {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+	}
+	for _, p := range w.pipes {
+		p.close()
+	}
+}
+
+// watch has h get the events of a file descriptor.
+func (w *worker) watch(fd int, events uint32, h handler) error {
+	if err := unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil { //nolint:gosec // a file descriptor
+		return os.NewSyscallError("epoll_ctl", err)
+	}
+	for len(w.handlers) <= fd {
+		w.handlers = append(w.handlers, nil)
+	}
+	w.handlers[fd] = h
+	return nil
+}
+
+// forget ends the events of a file descriptor, which is closed next.
+func (w *worker) forget(fd int) {
+	if fd < len(w.handlers) {
+		w.handlers[fd] = nil
+	}
+}
+
+// do has the worker call f between events. It returns false if the worker has ended.
+func (w *worker) do(f func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stopped {
+		return false
+	}
+	if w.commands = append(w.commands, f); len(w.commands) == 1 {
+		_, _ = unix.Write(w.event, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // can only fail if it is awake anyway
+	}
+	return true
+}
+
+// wakeUp is the handler of the event by which do wakes the worker up.
+type wakeUp struct{}
+
+func (wakeUp) ready(w *worker, fd int, _ uint32) {
+	var b [8]byte
+	_, _ = unix.Read(fd, b[:])
+	w.mu.Lock()
+	commands := w.commands
+	w.commands = nil
+	w.mu.Unlock()
+	for _, f := range commands {
+		f()
+	}
+}
+
+// run handles events until ctx is done. Then it resets all connections.
+func (w *worker) run(ctx context.Context) error {
+	defer w.close()
+	defer w.end()
+	stop := context.AfterFunc(ctx, func() { w.do(func() {}) })
+	defer stop()
+	var events [256]unix.EpollEvent
+	for ctx.Err() == nil {
+		n, err := unix.EpollWait(w.epoll, events[:], w.patience())
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for connections: %w", os.NewSyscallError("epoll_wait", err))
+		}
+		w.now = w.proxy.clock.Now()
+		for _, e := range events[:max(n, 0)] {
+			// A connection that an earlier event of this round has ended has none.
+			if fd := int(e.Fd); fd < len(w.handlers) && w.handlers[fd] != nil {
+				w.handlers[fd].ready(w, fd, e.Events)
+			}
+		}
+		busy := w.busy
+		w.busy = nil
+		for _, c := range busy {
+			c.again(w)
+		}
+		w.expire()
+	}
+	return nil
+}
+
+// end resets what is open, and rejects what comes.
+func (w *worker) end() {
+	w.mu.Lock()
+	w.stopped = true
+	commands := w.commands
+	w.mu.Unlock()
+	for _, f := range commands {
+		f()
+	}
+	for c := range w.open {
+		c.reset(w)
+	}
+	for fd, h := range w.handlers {
+		if closer, ok := h.(interface{ shut(*worker) }); ok {
+			closer.shut(w)
+			w.forget(fd)
+		}
+	}
+}
+
+// patience is how long epoll_wait may wait, in ms; -1: until something happens.
+func (w *worker) patience() int {
+	if len(w.busy) > 0 {
+		return 0
+	}
+	next := time.Time{}
+	earlier := func(t time.Time) {
+		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	for i := range w.attempts {
+		earlier(w.attempts[i].next())
+	}
+	for i := range w.clients {
+		earlier(w.clients[i].next())
+	}
+	if next.IsZero() {
+		return -1
+	}
+	// Rounded up, so that it is due then.
+	return max(0, int((next.Sub(w.proxy.clock.Now())+time.Millisecond-1)/time.Millisecond))
+}
+
+// expire ends what has taken too long.
+func (w *worker) expire() {
+	for i := range w.attempts {
+		for {
+			c, due := w.attempts[i].pop(w.now)
+			if !due {
+				break
+			}
+			if c.connecting && c.attempt == i+1 {
+				c.timedOut(w)
+			}
+		}
+	}
+	for i := range w.clients {
+		w.clients[i].expire(w)
+	}
+}
+
+// fifo has attempts in the order in which they time out.
+type fifo struct {
+	waiting []waiting
+	first   int
+}
+
+type waiting struct {
+	c    *connection
+	till time.Time
+}
+
+func (f *fifo) push(c *connection, till time.Time) { f.waiting = append(f.waiting, waiting{c, till}) }
+
+// next is when the first one times out; zero: there is none. Those that have ended meanwhile go.
+func (f *fifo) next() time.Time {
+	for f.first < len(f.waiting) && !f.waiting[f.first].c.connecting {
+		f.drop()
+	}
+	if f.first == len(f.waiting) {
+		return time.Time{}
+	}
+	return f.waiting[f.first].till
+}
+
+// pop returns the first attempt if its time is over.
+func (f *fifo) pop(now time.Time) (*connection, bool) {
+	if f.first == len(f.waiting) || f.waiting[f.first].till.After(now) {
+		return nil, false
+	}
+	c := f.waiting[f.first].c
+	f.drop()
+	return c, true
+}
+
+// drop removes the first one, and now and then the room of those that were removed.
+func (f *fifo) drop() {
+	f.waiting[f.first] = waiting{}
+	f.first++
+	switch {
+	case f.first == len(f.waiting):
+		f.waiting, f.first = f.waiting[:0], 0
+	case f.first > 1024 && 2*f.first > len(f.waiting):
+		n := copy(f.waiting, f.waiting[f.first:])
+		clear(f.waiting[n:])
+		f.waiting, f.first = f.waiting[:n], 0
+	}
+}
