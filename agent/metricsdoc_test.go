@@ -23,8 +23,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 // servingProxy is a userspace proxy that serves a Service.
 func servingProxy(t *testing.T) *userspace.Proxy {
 	t.Helper()
-	p := userspace.NewModel()
 	node := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	p := userspace.NewModel(func() []netip.Addr { return node })
 	if err := p.Listen(dataplane.IPv4, node); err != nil {
 		t.Fatal(err)
 	}

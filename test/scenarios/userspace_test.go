@@ -12,7 +12,7 @@ import (
 // newUserspaceWorld is newWorld in mode Userspace.
 func newUserspaceWorld(t *testing.T, family dataplane.Family) *world {
 	w := newWorld(t, family)
-	proxy := userspace.NewModel()
+	proxy := userspace.NewModel(w.kernel.Addresses)
 	w.World.newPlane = func() dataplane.Dataplane {
 		return userspace.Redirect(family, iptables.New(family, iptables.Options{Model: w.recorder, SysctlDirectory: t.TempDir()}), proxy)
 	}

@@ -26,18 +26,18 @@ const (
 // endpoint is one endpoint of a port, and how it has fared lately.
 type endpoint struct {
 	address netip.AddrPort
-	// gone: it is no longer one of the port's. Clients of UDP are sent to another one.
+	// gone: it no longer receives traffic on any node. UDP clients are sent to another one.
 	gone atomic.Bool
 	// failed counts all failures, for metrics.
 	failed atomic.Int64
 
 	// The balancer's lock guards everything below.
 	listed   [policies]bool
-	failures int       // in a row
-	rests    time.Time // until then, others are preferred
+	failures int                 // in a row
+	rests    [policies]time.Time // until then, others are preferred
 }
 
-func (e *endpoint) resting(now time.Time) bool { return now.Before(e.rests) }
+func (e *endpoint) resting(p policy, now time.Time) bool { return now.Before(e.rests[p]) }
 
 // balancer chooses endpoints for one port of a Service: round robin, unless clients stay with theirs.
 type balancer struct {
@@ -49,8 +49,9 @@ type balancer struct {
 	affinity *affinity
 }
 
-// set replaces the endpoints. It returns those that are gone. Those that stay keep their state.
-func (b *balancer) set(lists [policies][]netip.AddrPort, affinityTimeout time.Duration) (gone []*endpoint) {
+// set replaces the endpoints. Those that stay keep their state, and serving ones their UDP clients even if no
+// policy selects them any more. It returns those that are gone.
+func (b *balancer) set(lists [policies][]netip.AddrPort, serving []netip.AddrPort, affinityTimeout time.Duration) (gone []*endpoint) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	former := b.known
@@ -74,6 +75,11 @@ func (b *balancer) set(lists [policies][]netip.AddrPort, affinityTimeout time.Du
 			}
 		}
 	}
+	for _, address := range serving {
+		if e := former[address]; e != nil {
+			b.known[address] = e
+		}
+	}
 	for address, e := range former {
 		if b.known[address] == nil {
 			e.gone.Store(true)
@@ -89,7 +95,7 @@ func (b *balancer) set(lists [policies][]netip.AddrPort, affinityTimeout time.Du
 func (b *balancer) pick(p policy, client netip.Addr, tried []*endpoint, now time.Time) *endpoint {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if e := b.affinity.of(client, now); e != nil && e.listed[p] && !e.resting(now) && !slices.Contains(tried, e) {
+	if e := b.affinity.of(client, now); e != nil && e.listed[p] && !e.resting(p, now) && !slices.Contains(tried, e) {
 		b.affinity.stay(client, e, now)
 		return e
 	}
@@ -99,11 +105,11 @@ func (b *balancer) pick(p policy, client netip.Addr, tried []*endpoint, now time
 		at := (b.next[p] + i) % len(list)
 		switch e := list[at]; {
 		case slices.Contains(tried, e):
-		case !e.resting(now):
+		case !e.resting(p, now):
 			b.next[p] = at + 1
 			b.affinity.stay(client, e, now)
 			return e
-		case last == nil || e.rests.Before(last.rests):
+		case last == nil || e.rests[p].Before(last.rests[p]):
 			last = e
 		}
 	}
@@ -118,25 +124,26 @@ func (b *balancer) failure(e *endpoint, now time.Time) {
 	e.failed.Add(1)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if e.resting(now) {
+	if e.resting(cluster, now) || e.resting(local, now) {
 		return // other connections began before it rested
 	}
 	e.failures++
-	for p, list := range b.lists {
-		if !e.listed[p] {
-			continue
-		}
-		resting := 1
-		for _, other := range list {
-			if other.resting(now) {
-				resting++
-			}
-		}
-		if resting > len(list)/2 {
-			return
+	for p := range policies {
+		if e.listed[p] && b.mayRest(p, now) {
+			e.rests[p] = now.Add(restAfter(e.failures))
 		}
 	}
-	e.rests = now.Add(restAfter(e.failures))
+}
+
+// mayRest reports whether one more endpoint of a policy may rest.
+func (b *balancer) mayRest(p policy, now time.Time) bool {
+	resting := 1
+	for _, e := range b.lists[p] {
+		if e.resting(p, now) {
+			resting++
+		}
+	}
+	return resting <= len(b.lists[p])/2
 }
 
 // restAfter is how long an endpoint rests after so many failures in a row.
@@ -154,5 +161,5 @@ func restAfter(failures int) time.Duration {
 func (b *balancer) success(e *endpoint) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	e.failures, e.rests = 0, time.Time{}
+	e.failures, e.rests = 0, [policies]time.Time{}
 }

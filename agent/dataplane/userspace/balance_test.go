@@ -35,7 +35,7 @@ func picks(b *balancer, p policy, client netip.Addr, count int, now time.Time) (
 
 func newBalancer(affinityTimeout time.Duration, cluster, local []netip.AddrPort) *balancer {
 	b := &balancer{}
-	b.set([policies][]netip.AddrPort{cluster, local}, affinityTimeout)
+	b.set([policies][]netip.AddrPort{cluster, local}, nil, affinityTimeout)
 	return b
 }
 
@@ -91,11 +91,11 @@ func TestRest(t *testing.T) {
 		t.Errorf("after its rest: %v", got)
 	}
 	b.failure(known(1), later)
-	if !known(1).resting(later.Add(firstRest)) || known(1).resting(later.Add(2*firstRest)) {
+	if !known(1).resting(cluster, later.Add(firstRest)) || known(1).resting(cluster, later.Add(2*firstRest)) {
 		t.Error("a second failure in a row does not rest twice as long")
 	}
 	b.success(known(1))
-	if known(1).resting(later) || known(1).failures != 0 {
+	if known(1).resting(cluster, later) || known(1).failures != 0 {
 		t.Error("a success does not end the rest")
 	}
 	alone := newBalancer(0, addresses(1), nil)
@@ -138,16 +138,16 @@ func TestAffinity(t *testing.T) {
 	if got := picks(b, local, clientAt(1), 1, now); got[0] != 2 {
 		t.Errorf("an endpoint of another policy: %v", got)
 	}
-	b.set([policies][]netip.AddrPort{addresses(3), nil}, time.Minute)
+	b.set([policies][]netip.AddrPort{addresses(3), nil}, nil, time.Minute)
 	if got := picks(b, cluster, clientAt(1), 1, now); got[0] != 2 {
 		t.Errorf("a change of endpoints has moved the client: %v", got)
 	}
-	b.set([policies][]netip.AddrPort{addresses(1), nil}, time.Minute)
+	b.set([policies][]netip.AddrPort{addresses(1), nil}, nil, time.Minute)
 	if got := picks(b, cluster, clientAt(1), 1, now); got[0] != 1 {
 		t.Errorf("its endpoint is gone: %v", got)
 	}
 	b.success(b.known[addresses(1)[0]])
-	b.set([policies][]netip.AddrPort{addresses(2), nil}, 0)
+	b.set([policies][]netip.AddrPort{addresses(2), nil}, nil, 0)
 	if got := picks(b, cluster, clientAt(1), 2, now); got[0] == got[1] {
 		t.Errorf("affinity has ended: %v", got)
 	}
@@ -175,14 +175,42 @@ func TestEndpointsThatStay(t *testing.T) {
 	b := newBalancer(0, addresses(3), nil)
 	stays, goes := b.known[addresses(3)[0]], b.known[addresses(3)[2]]
 	b.failure(stays, now)
-	gone := b.set([policies][]netip.AddrPort{addresses(2), addresses(1)}, 0)
+	gone := b.set([policies][]netip.AddrPort{addresses(2), addresses(1)}, nil, 0)
 	if len(gone) != 1 || gone[0] != goes || !goes.gone.Load() {
 		t.Errorf("gone: %v", gone)
 	}
-	if b.known[addresses(3)[0]] != stays || !stays.resting(now) || !stays.listed[local] {
+	if b.known[addresses(3)[0]] != stays || !stays.resting(cluster, now) || !stays.listed[local] {
 		t.Error("one that stays has lost its state")
 	}
 	if diff := cmp.Diff(map[string]int64{addresses(1)[0].String(): 1}, b.failuresByEndpoint()); diff != "" {
 		t.Errorf("failures (-want +got):\n%s", diff)
+	}
+}
+
+// An endpoint of which a policy has no other does not rest for that policy.
+func TestRestOfEachPolicy(t *testing.T) {
+	now := time.Now()
+	b := newBalancer(0, addresses(4), addresses(1))
+	only := b.known[addresses(1)[0]]
+	b.failure(only, now)
+	if !only.resting(cluster, now) || only.resting(local, now) {
+		t.Errorf("it rests: of policy Cluster %t, Local %t", only.resting(cluster, now), only.resting(local, now))
+	}
+}
+
+// An endpoint that still serves keeps its UDP clients although no policy selects it.
+func TestServingEndpoints(t *testing.T) {
+	b := newBalancer(0, addresses(3), nil)
+	serving := b.known[addresses(2)[1]]
+	b.set([policies][]netip.AddrPort{addresses(1), nil}, addresses(2), 0)
+	if serving.gone.Load() || serving.listed[cluster] {
+		t.Errorf("gone: %t, selected: %t", serving.gone.Load(), serving.listed[cluster])
+	}
+	if got := picks(b, cluster, clientAt(1), 2, time.Now()); !slices.Equal(got, []int{1, 1}) {
+		t.Errorf("new clients get %v", got)
+	}
+	b.set([policies][]netip.AddrPort{addresses(1), nil}, addresses(1), 0)
+	if !serving.gone.Load() {
+		t.Error("it serves no more, and is not gone")
 	}
 }

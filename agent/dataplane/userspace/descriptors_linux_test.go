@@ -29,7 +29,7 @@ func TestIdleConnections(t *testing.T) {
 	before := descriptors(t)
 	for range count {
 		c := r.connect()
-		defer c.Close()
+		t.Cleanup(func() { _ = c.Close() })
 		b := []byte{1}
 		_, err := c.Write(b)
 		if _, err2 := io.ReadFull(c, b); err != nil || err2 != nil {

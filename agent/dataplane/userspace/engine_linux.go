@@ -69,7 +69,7 @@ func (e *workers) listen(address netip.Addr, by policy) (bound netip.AddrPort, e
 		}
 		bound = at
 		l := &listener{fd: fd, address: at, policy: by}
-		if !w.do(func() { w.begin(fd, l) }) {
+		if !w.do(func() { w.begin(fd, l, l.shut) }) {
 			_ = unix.Close(fd)
 		}
 		ends = append(ends, func() { w.do(func() { l.shut(w) }) })
@@ -78,9 +78,9 @@ func (e *workers) listen(address netip.Addr, by policy) (bound netip.AddrPort, e
 }
 
 // begin watches a socket on which something comes. Without its events no connection there would get an answer.
-func (w *worker) begin(fd int, h handler) {
+func (w *worker) begin(fd int, h handler, shut func(*worker)) {
 	if err := w.watch(fd, unix.EPOLLIN, h); err != nil {
-		_ = unix.Close(fd)
+		shut(w)
 	}
 }
 
@@ -96,18 +96,18 @@ func (e *workers) listenUDP(p *port, by policy, address netip.Addr) (bound netip
 	e.next++
 	e.mu.Unlock()
 	s := &udpSocket{fd: fd, address: bound, port: p, policy: by, clients: map[netip.AddrPort]*udpClient{}}
-	if !w.do(func() { w.begin(fd, s) }) {
+	if !w.do(func() { w.begin(fd, s, s.shut) }) {
 		_ = unix.Close(fd)
 	}
-	return bound, func() { w.do(func() { s.shut(w) }) }, nil
+	return bound, func() { w.do(func() { s.leave(w) }) }, nil
 }
 
 func (e *workers) endUDP() {
 	for _, w := range e.list {
 		w.do(func() {
 			for _, h := range w.handlers {
-				if s, is := h.(*udpSocket); is {
-					s.forgetClients(w)
+				if s, is := h.handler.(*udpSocket); is {
+					s.leave(w)
 				}
 			}
 		})

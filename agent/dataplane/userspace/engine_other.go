@@ -92,7 +92,7 @@ func (e *connections) hold(c net.Conn) (done func()) {
 // serve serves a connection until both sides have ended it.
 func (e *connections) serve(in *net.TCPConn, by policy) {
 	defer e.hold(in)()
-	p := e.proxy.table.find(v1alpha1.ProtocolTCP, in.LocalAddr().(*net.TCPAddr).AddrPort())
+	p := e.proxy.table.find(v1alpha1.ProtocolTCP, in.LocalAddr().(*net.TCPAddr).AddrPort(), *e.proxy.node.Load())
 	if p == nil {
 		e.proxy.notRedirected.Add(1)
 		_ = in.SetLinger(0)
@@ -122,7 +122,7 @@ func (e *connections) connect(p *port, by policy, client netip.Addr) *net.TCPCon
 	began := e.proxy.clock.Now()
 	var tried []*endpoint
 	for attempt := range maxAttempts {
-		to := e.proxy.pick(p, by, client, tried, e.proxy.clock.Now())
+		to := p.pick(by, client, tried, e.proxy.clock.Now())
 		if to == nil {
 			return nil
 		}

@@ -14,6 +14,9 @@ type Limits struct {
 // descriptors and, while nothing is in transit, less than 2 KiB.
 func DefaultLimits() Limits { return Limits{Connections: 100_000, PerPort: 50_000} }
 
+// A UDP client takes a port of the node, as processes on it do: the kernel has some 28,000 for UDP.
+const maxUDP, maxUDPPerPort = 7_000, 3_500
+
 // maxRetained bounds the first datagrams, in bytes, that the proxy retains to send them again.
 const maxRetained = 4 << 20
 

@@ -8,10 +8,12 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// NewModel returns a Proxy that accepts nothing, for models of a kernel that redirects connections to it.
-func NewModel() *Proxy {
+// NewModel returns a Proxy that accepts nothing, for models of a kernel that redirects connections to it. Node
+// returns the addresses of the node.
+func NewModel(node func() []netip.Addr) *Proxy {
 	p := New(Options{})
 	p.newEngine = func(*Proxy) (engine, error) { return &model{udp: map[netip.AddrPort]modelSocket{}}, nil }
+	p.interfaces = func() ([]netip.Addr, error) { return node(), nil }
 	return p
 }
 
@@ -82,7 +84,7 @@ func (p *Proxy) at(protocol v1alpha1.Protocol, to, listener netip.AddrPort) (*po
 	for _, at := range p.listening {
 		for by, bound := range at.tcp {
 			if bound == listener {
-				return p.table.find(protocol, to), policy(by)
+				return p.table.find(protocol, to, *p.node.Load()), policy(by)
 			}
 		}
 	}

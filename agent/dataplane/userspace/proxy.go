@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -51,19 +52,21 @@ type Proxy struct {
 	original      func(fd int, client netip.Addr) (netip.AddrPort, error) // destination of TCP
 	flows         Flows                                                   // of UDP; nil: not known
 	table         *table
-	open          limited // connections and clients of UDP
+	open          limited // connections and UDP clients
+	udp           limited // UDP clients among them
 	retained      limited // bytes of first datagrams
 	notRedirected atomic.Int64
 	timeout       atomic.Int64 // of the first attempt, in ns
 	node          atomic.Pointer[[]netip.Addr]
 	newEngine     func(*Proxy) (engine, error)
+	interfaces    func() ([]netip.Addr, error) // addresses of the node
 
 	begun chan struct{} // closed when there is an engine
 	mu    sync.Mutex    // guards everything below
 	// engine is nil until the proxy listens: without a Service it costs nothing.
 	engine    engine
 	listening map[dataplane.Family]*listening
-	unused    []func() // end what the kernel leads to no longer
+	unused    map[serviceID][]func() // end what the kernel leads to no longer of a Service; listeners are of none
 }
 
 // engine accepts connections and joins them with endpoints.
@@ -96,8 +99,9 @@ func New(o Options) *Proxy {
 	}
 	p := &Proxy{
 		clock: o.Clock, original: originalDestination, flows: o.Flows,
-		newEngine: func(p *Proxy) (engine, error) { return newEngine(p, o.Workers) },
-		table:     newTable(), begun: make(chan struct{}), listening: map[dataplane.Family]*listening{},
+		newEngine:  func(p *Proxy) (engine, error) { return newEngine(p, o.Workers) },
+		interfaces: dataplane.InterfaceAddresses,
+		table:      newTable(), begun: make(chan struct{}), listening: map[dataplane.Family]*listening{}, unused: map[serviceID][]func(){},
 	}
 	p.SetConnectTimeout(DefaultConnectTimeout)
 	p.SetLimits(o.Limits)
@@ -127,17 +131,23 @@ func (p *Proxy) SetLimits(l Limits) { p.limits.Store(&l) }
 
 func (p *Proxy) connectTimeout() time.Duration { return time.Duration(p.timeout.Load()) }
 
-// Listen has the proxy listen at an address of the node, where the kernel can redirect connections of
-// one family. The node's other addresses are where node ports answer. An earlier address is left with Settle.
+// setNode notes where node ports may answer: at these addresses, and those of the node's interfaces, of both
+// families.
+func (p *Proxy) setNode(addresses []netip.Addr) {
+	if own, err := p.interfaces(); err == nil {
+		addresses = slices.Concat(addresses, own)
+	}
+	p.node.Store(&addresses)
+}
+
+// Listen has the proxy listen at the first of the node's addresses of one family, where the kernel can
+// redirect connections. An earlier address is left with Settle.
 func (p *Proxy) Listen(family dataplane.Family, node []netip.Addr) error {
 	if len(node) == 0 {
 		return fmt.Errorf("%w: the node has no %s address", ErrNotListening, family)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	others := slices.DeleteFunc(slices.Clone(*p.node.Load()), family.Of)
-	all := slices.Concat(others, node)
-	p.node.Store(&all)
 	former := p.listening[family]
 	if former != nil && former.address == node[0] {
 		return nil
@@ -162,7 +172,8 @@ func (p *Proxy) Listen(family dataplane.Family, node []netip.Addr) error {
 		next.tcp[i], next.ends = bound, append(next.ends, end)
 	}
 	if former != nil {
-		p.unused = append(p.unused, former.ends...)
+		of := serviceID{family: family}
+		p.unused[of] = append(p.unused[of], former.ends...)
 	}
 	p.listening[family] = next
 	return nil
@@ -178,16 +189,16 @@ func (p *Proxy) Serve(family dataplane.Family, name dataplane.ServiceName, s *da
 	if s != nil && at == nil {
 		return s, fmt.Errorf("%w for %s", ErrNotListening, family)
 	}
-	ports, gone := p.table.set(serviceID{name, family}, s)
+	id := serviceID{name, family}
+	ports, gone := p.table.set(id, s)
 	for _, g := range gone {
-		p.unused = append(p.unused, g.ends[:]...)
+		p.unused[id] = append(p.unused[id], g.ends[:]...)
 	}
 	if s == nil {
 		return nil, nil
 	}
 	out := *s
 	out.Ports = slices.Clone(s.Ports)
-	out.AffinitySeconds = 0 // it is the proxy's
 	var errs []error
 	next := 0
 	for i := range out.Ports {
@@ -196,7 +207,8 @@ func (p *Proxy) Serve(family dataplane.Family, name dataplane.ServiceName, s *da
 		}
 		served := ports[next]
 		next++
-		served.set([policies][]netip.AddrPort{cluster: s.Ports[i].Cluster, local: s.Ports[i].Local}, affinityOf(s))
+		from := &s.Ports[i]
+		served.set([policies][]netip.AddrPort{cluster: p.withoutLoops(from.Protocol, from.Cluster), local: p.withoutLoops(from.Protocol, from.Local)}, from.Serving, affinityOf(s))
 		if err := p.redirect(&out.Ports[i], served, at); err != nil {
 			errs = append(errs, fmt.Errorf("port %s: %w", served.id.text(), err))
 		}
@@ -206,9 +218,9 @@ func (p *Proxy) Serve(family dataplane.Family, name dataplane.ServiceName, s *da
 
 // redirect replaces the endpoints of a port by the proxy's listeners.
 func (p *Proxy) redirect(d *dataplane.Port, served *port, at *listening) error {
-	var listeners []netip.AddrPort
-	for i, endpoints := range [policies]*[]netip.AddrPort{cluster: &d.Cluster, local: &d.Local} {
-		if len(*endpoints) == 0 {
+	listeners, all := [policies][]netip.AddrPort{}, []netip.AddrPort(nil)
+	for i, endpoints := range [policies][]netip.AddrPort{cluster: d.Cluster, local: d.Local} {
+		if len(endpoints) == 0 {
 			continue // the kernel rejects or drops connections
 		}
 		listener := at.tcp[i]
@@ -218,12 +230,11 @@ func (p *Proxy) redirect(d *dataplane.Port, served *port, at *listening) error {
 				return err
 			}
 		}
-		listeners = append(listeners, listener)
-		*endpoints = slices.Clip(listeners[len(listeners)-1:])
+		listeners[i], all = []netip.AddrPort{listener}, append(all, listener)
 	}
-	d.LocalEndpoints = listeners
+	d.Cluster, d.Local, d.LocalEndpoints = listeners[cluster], listeners[local], all
 	if len(d.Serving) > 0 { // flows that the kernel has begun stay with their endpoints
-		d.Serving = slices.Concat(d.Serving, listeners)
+		d.Serving = slices.Concat(d.Serving, all)
 	}
 	return nil
 }
@@ -238,17 +249,24 @@ func (p *Proxy) listenUDP(at *port, by policy, address netip.Addr) (netip.AddrPo
 		return netip.AddrPort{}, err
 	}
 	if former := at.ends[by]; former != nil {
-		p.unused = append(p.unused, former)
+		of := serviceID{at.id.service, at.id.family}
+		p.unused[of] = append(p.unused[of], former)
 	}
 	at.sockets[by], at.ends[by] = bound, end
 	return bound, nil
 }
 
-// Settle ends what the kernel leads to no longer, once it has what Serve has returned.
-func (p *Proxy) Settle() {
+// Settle ends what the kernel leads to no longer in a family, once it has what Serve has returned, but for
+// Services of which it may have something else.
+func (p *Proxy) Settle(family dataplane.Family, but sets.Set[dataplane.ServiceName]) {
 	p.mu.Lock()
-	unused := p.unused
-	p.unused = nil
+	var unused []func()
+	for id, ends := range p.unused {
+		if id.family == family && !but.Has(id.name) {
+			unused = append(unused, ends...)
+			delete(p.unused, id)
+		}
+	}
 	p.mu.Unlock()
 	for _, end := range unused {
 		if end != nil {
@@ -271,7 +289,7 @@ func (p *Proxy) Open() int64 { return p.open.n.Load() }
 
 // admit counts a connection; false: there are too many.
 func (p *Proxy) admit(to *port) (why rejection, ok bool) {
-	limits := p.limits.Load()
+	limits := *p.limits.Load()
 	if !p.open.take(1, limits.Connections) {
 		return tooManyOfNode, false
 	}
@@ -282,21 +300,38 @@ func (p *Proxy) admit(to *port) (why rejection, ok bool) {
 	return 0, true
 }
 
+// admitUDP does the same for a UDP client, of which there may be fewer.
+func (p *Proxy) admitUDP(to *port) (why rejection, ok bool) {
+	if why, ok = p.admit(to); !ok {
+		return why, false
+	}
+	if to.open.n.Load() > maxUDPPerPort {
+		p.leave(to)
+		return tooManyOfPort, false
+	}
+	if !p.udp.take(1, maxUDP) {
+		p.leave(to)
+		return tooManyOfNode, false
+	}
+	return 0, true
+}
+
 func (p *Proxy) leave(from *port) {
 	from.open.give(1)
 	p.open.give(1)
 }
 
-// pick returns the endpoint to try next; nil: there is none. An endpoint that is an address of a Service
-// of the proxy itself would be a loop.
-func (p *Proxy) pick(of *port, by policy, client netip.Addr, tried []*endpoint, now time.Time) *endpoint {
-	tried = slices.Clip(tried)
-	for {
-		e := of.pick(by, client, tried, now)
-		if e == nil || !p.table.serves(of.id.protocol, e.address, *p.node.Load()) {
-			return e
-		}
-		of.failure(e, now)
-		tried = append(tried, e)
-	}
+func (p *Proxy) leaveUDP(from *port) {
+	p.leave(from)
+	p.udp.give(1)
+}
+
+// loops reports whether an endpoint is an address of a Service of the proxy itself.
+func (p *Proxy) loops(protocol v1alpha1.Protocol, a netip.AddrPort) bool {
+	return p.table.find(protocol, a, *p.node.Load()) != nil
+}
+
+// withoutLoops removes such endpoints. Those that become loops later are found when they are tried.
+func (p *Proxy) withoutLoops(protocol v1alpha1.Protocol, endpoints []netip.AddrPort) []netip.AddrPort {
+	return slices.DeleteFunc(slices.Clone(endpoints), func(a netip.AddrPort) bool { return p.loops(protocol, a) })
 }

@@ -33,7 +33,11 @@ type Dataplane struct {
 	last *dataplane.Ruleset
 	// unknown: the last Apply has failed.
 	unknown bool
-	notes   map[dataplane.ServiceName]string
+	// gone are Services that the proxy serves until the kernel redirects them no longer.
+	gone sets.Set[dataplane.ServiceName]
+	// warnings and notes are about Services that the proxy should serve.
+	warnings map[dataplane.ServiceName]string
+	notes    map[dataplane.ServiceName]string
 }
 
 // redirected is a Service, and the same as the kernel serves it.
@@ -48,34 +52,59 @@ var (
 func Redirect(family dataplane.Family, kernel Kernel, proxy *Proxy) *Dataplane {
 	return &Dataplane{
 		Kernel: kernel, family: family, proxy: proxy,
-		redirected: map[dataplane.ServiceName]redirected{}, notes: map[dataplane.ServiceName]string{},
+		redirected: map[dataplane.ServiceName]redirected{}, gone: sets.Set[dataplane.ServiceName]{},
+		warnings: map[dataplane.ServiceName]string{}, notes: map[dataplane.ServiceName]string{},
 	}
 }
 
 // Apply implements dataplane.Dataplane. The proxy serves a Service before the kernel redirects its
 // connections, and ends what it has of one after the kernel has stopped that.
 func (d *Dataplane) Apply(ctx context.Context, r *dataplane.Ruleset) (dataplane.Result, error) {
-	kernel, gone := d.redirect(r)
+	kernel := d.redirect(r)
+	if d.last != nil || kernel != r {
+		d.last = &dataplane.Ruleset{Mode: kernel.Mode, Node: kernel.Node, Services: kernel.Services, Preserve: kernel.Preserve, Rest: kernel.Rest}
+	}
 	result, err := d.Kernel.Apply(ctx, kernel)
 	if d.unknown = err != nil; d.unknown {
 		return result, err //nolint:wrapcheck // the kernel's data plane has
 	}
-	for _, name := range gone {
+	d.settle(&result)
+	if kernel == r {
+		d.last = nil
+	} else {
+		result.Instead = kernel
+	}
+	add := func(to *[]string, texts map[dataplane.ServiceName]string) {
+		for _, name := range slices.SortedFunc(maps.Keys(texts), dataplane.ServiceName.Compare) {
+			if len(*to) < dataplane.MaxExamples {
+				*to = append(*to, texts[name])
+			}
+		}
+	}
+	add(&result.Notes, d.notes)
+	add(&result.Warnings, d.warnings)
+	return result, nil
+}
+
+// settle ends what the kernel redirects no longer. Of a Service that the kernel has rejected, or not finished,
+// it may have the former rules.
+func (d *Dataplane) settle(result *dataplane.Result) {
+	former := sets.KeySet(result.Unfinished)
+	for name := range result.Rejected {
+		if result.Reduced[name] == nil {
+			former.Insert(name)
+		}
+	}
+	for name := range d.gone.Difference(former) {
 		if _, again := d.redirected[name]; !again {
 			_, _ = d.proxy.Serve(d.family, name, nil) // removing one cannot fail
 		}
+		d.gone.Delete(name)
 	}
-	d.proxy.Settle()
-	if d.last = nil; kernel != r {
-		result.Instead = kernel
-		d.last = &dataplane.Ruleset{Mode: kernel.Mode, Node: kernel.Node, Services: kernel.Services, Preserve: kernel.Preserve, Rest: kernel.Rest}
+	if former.Len() > 0 { // listeners are of all
+		former.Insert(dataplane.ServiceName{})
 	}
-	for _, name := range slices.SortedFunc(maps.Keys(d.notes), dataplane.ServiceName.Compare) {
-		if len(result.Notes) < dataplane.MaxExamples {
-			result.Notes = append(result.Notes, d.notes[name])
-		}
-	}
-	return result, nil
+	d.proxy.Settle(d.family, former)
 }
 
 // Verify implements dataplane.Dataplane. An audit compares what the kernel would have if it served all
@@ -94,19 +123,20 @@ func (d *Dataplane) Cleanup(ctx context.Context, o dataplane.CleanupOptions) err
 	if err := d.Kernel.Cleanup(ctx, o); err != nil {
 		return err //nolint:wrapcheck // the kernel's data plane has
 	}
-	for name := range d.redirected {
+	for name := range sets.KeySet(d.redirected).Union(d.gone) {
 		_, _ = d.proxy.Serve(d.family, name, nil) // removing one cannot fail
 	}
 	clear(d.redirected)
+	clear(d.gone)
+	clear(d.warnings)
 	clear(d.notes)
-	d.services = nil
-	d.proxy.Settle()
+	d.services, d.last, d.unknown = nil, nil, false
+	d.proxy.Settle(d.family, nil)
 	return nil
 }
 
-// redirect returns a Ruleset as the kernel has to serve it, and the Services that the proxy need not serve
-// any more after that.
-func (d *Dataplane) redirect(r *dataplane.Ruleset) (kernel *dataplane.Ruleset, gone []dataplane.ServiceName) {
+// redirect returns a Ruleset as the kernel has to serve it.
+func (d *Dataplane) redirect(r *dataplane.Ruleset) *dataplane.Ruleset {
 	s := r.Node.Settings
 	d.proxy.Configure(s.Userspace)
 	all := *s.Mode == v1alpha1.ModeUserspace
@@ -116,22 +146,29 @@ func (d *Dataplane) redirect(r *dataplane.Ruleset) (kernel *dataplane.Ruleset, g
 		names = maps.Keys(every)
 		d.services = nil
 	}
+	known := !r.Full && !r.Recheck && len(*d.proxy.node.Load()) > 0 // where node ports answer
 	changed := map[dataplane.ServiceName]*dataplane.Service{}
 	for name := range names {
 		svc := r.Services[name]
 		delete(d.notes, name)
+		delete(d.warnings, name)
 		before, was := d.redirected[name]
 		if svc == nil || !all && !svc.Userspace {
 			if was {
 				delete(d.redirected, name)
-				gone = append(gone, name)
+				d.gone.Insert(name)
+				svc = leaving(svc, before.kernel)
 			}
 			changed[name] = svc
 			continue
 		}
+		if !known {
+			d.proxy.setNode(r.Node.Addresses)
+			known = true
+		}
 		served, err := d.serve(r, name, svc)
 		if err != nil {
-			d.notes[name] = fmt.Sprintf("Service %s: the kernel serves it, not the userspace proxy: %v", name, err)
+			d.warnings[name] = fmt.Sprintf("Service %s: the kernel serves it, not the userspace proxy: %v", name, err)
 		} else if text := unserved(svc); text != "" {
 			d.notes[name] = fmt.Sprintf("Service %s: %s", name, text)
 		}
@@ -141,7 +178,7 @@ func (d *Dataplane) redirect(r *dataplane.Ruleset) (kernel *dataplane.Ruleset, g
 		d.redirected[name] = redirected{svc, served}
 		changed[name] = served
 	}
-	return d.ruleset(r, changed), gone
+	return d.ruleset(r, changed)
 }
 
 // serve has the proxy serve a Service.
@@ -154,7 +191,7 @@ func (d *Dataplane) serve(r *dataplane.Ruleset, name dataplane.ServiceName, svc 
 
 // ruleset returns the Ruleset of the kernel, given how it has to serve Services that may have changed.
 func (d *Dataplane) ruleset(r *dataplane.Ruleset, changed map[dataplane.ServiceName]*dataplane.Service) *dataplane.Ruleset {
-	if len(d.redirected) == 0 {
+	if len(d.redirected)+len(d.gone) == 0 {
 		d.services = nil
 		return r
 	}
@@ -182,6 +219,25 @@ func (d *Dataplane) ruleset(r *dataplane.Ruleset, changed map[dataplane.ServiceN
 	return &kernel
 }
 
+// leaving returns a Service that the kernel serves from now on, with the listeners of the proxy as endpoints
+// that still serve: UDP clients get the answers that they wait for.
+func leaving(svc, proxied *dataplane.Service) *dataplane.Service {
+	if svc == nil {
+		return nil
+	}
+	out := *svc
+	out.Ports = slices.Clone(svc.Ports)
+	for i := range out.Ports {
+		p := &out.Ports[i]
+		for j := range proxied.Ports {
+			if former := &proxied.Ports[j]; former.Port == p.Port && former.Protocol == p.Protocol && p.Protocol == v1alpha1.ProtocolUDP {
+				p.Serving = slices.Concat(p.Serving, former.Cluster, former.Local)
+			}
+		}
+	}
+	return &out
+}
+
 // unserved names the ports of a Service that the proxy cannot serve; empty: it serves all.
 func unserved(svc *dataplane.Service) string {
 	for i := range svc.Ports {
@@ -202,11 +258,11 @@ func sameListeners(a, b *dataplane.Service) bool {
 // leaveToKernel has the kernel serve all Services alone, so that new connections are served without the
 // proxy. Connections that the proxy has continue.
 func (d *Dataplane) leaveToKernel(ctx context.Context) error {
-	if len(d.redirected) == 0 || d.last == nil {
+	if d.last == nil {
 		return nil
 	}
 	kernel := *d.last
-	kernel.Full, kernel.Dirty, kernel.Services = d.unknown, map[dataplane.ServiceName]struct{}{}, maps.Clone(d.services)
+	kernel.Full, kernel.Dirty, kernel.Services = d.unknown, map[dataplane.ServiceName]struct{}{}, maps.Clone(d.last.Services)
 	for name, both := range d.redirected {
 		kernel.Dirty[name], kernel.Services[name] = struct{}{}, both.desired
 	}
@@ -214,7 +270,7 @@ func (d *Dataplane) leaveToKernel(ctx context.Context) error {
 		return fmt.Errorf("%s: have the kernel serve the %d Services of the userspace proxy: %w", d.family, len(d.redirected), err)
 	}
 	clear(d.redirected)
-	d.services = nil
+	d.services, d.last = nil, nil
 	return nil
 }
 

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -166,8 +167,8 @@ func TestUnserved(t *testing.T) {
 	}
 	p.ruleset.Node.Addresses, p.ruleset.Full = nil, true
 	result = p.apply()
-	if len(result.Notes) != 1 || !strings.Contains(result.Notes[0], "no IPv4 address") || p.proxied("web") {
-		t.Errorf("without an address: notes %q, redirected: %t", result.Notes, p.proxied("web"))
+	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0], "no IPv4 address") || p.proxied("web") {
+		t.Errorf("without an address: warnings %q, redirected: %t", result.Warnings, p.proxied("web"))
 	}
 }
 
@@ -216,5 +217,49 @@ func TestCleanup(t *testing.T) {
 	}
 	if len(p.kernel.Services())+len(p.host.table.all()) != 0 {
 		t.Errorf("left: %v", p.kernel.Services())
+	}
+}
+
+// A Service that the kernel still redirects, because it rejects the rest, or a write has failed, is served.
+func TestServesWhatTheKernelHas(t *testing.T) {
+	p := newPlane(t)
+	p.set("web", inUserspace(addresses(2)...))
+	p.apply()
+	p.kernel.Fail(errors.New("no"))
+	p.set("web", nil)
+	if _, err := p.Apply(t.Context(), p.ruleset); err == nil {
+		t.Fatal("no error")
+	}
+	if len(p.host.table.all()) == 0 {
+		t.Error("it is gone before the kernel has lost it")
+	}
+	p.kernel.Fail(nil)
+	p.ruleset.Full = true
+	if p.apply(); len(p.host.table.all()) != 0 {
+		t.Error("it is still served after the kernel has lost it")
+	}
+	p.set("web", inUserspace(addresses(2)...))
+	p.apply()
+	p.set("web", serving(v1alpha1.ProtocolTCP, addresses(2)...))
+	p.kernel.Reject("default", "web", "no")
+	if result, err := p.Apply(t.Context(), p.ruleset); err != nil || len(result.Rejected) != 1 || len(p.host.table.all()) == 0 {
+		t.Errorf("the kernel rejects the new rules: %v, served: %d", err, len(p.host.table.all()))
+	}
+}
+
+// An agent that stops after a failed write leaves Services to the kernel all the same.
+func TestLeaveToKernelAfterFailure(t *testing.T) {
+	p := newPlane(t)
+	p.set("web", inUserspace(addresses(2)...))
+	p.kernel.Fail(errors.New("no"))
+	if _, err := p.Apply(t.Context(), p.ruleset); err == nil {
+		t.Fatal("no error")
+	}
+	p.kernel.Fail(nil)
+	if err := p.host.LeaveToKernel(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s := p.kernel.Service("default", "web"); s == nil || !slices.Equal(s.Ports[0].Cluster, addresses(2)) {
+		t.Errorf("the kernel has %v", s)
 	}
 }

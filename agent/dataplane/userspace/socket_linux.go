@@ -45,16 +45,18 @@ func addressOf(s unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// socket returns a socket bound to an address. Several processes may bind the same one: so an agent
-// can replace another.
+// socket returns a socket bound to an address. Only of TCP may several have the same one, as the listeners of
+// all workers do: the kernel would give two of UDP that allow it the same free port.
 func socket(kind int, address netip.AddrPort) (fd int, bound netip.AddrPort, err error) {
 	fd, err = unix.Socket(domainOf(address.Addr()), kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, bound, os.NewSyscallError("socket", err)
 	}
 	err = func() error {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
-			return os.NewSyscallError("setsockopt SO_REUSEPORT", err)
+		if kind == unix.SOCK_STREAM {
+			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+				return os.NewSyscallError("setsockopt SO_REUSEPORT", err)
+			}
 		}
 		if err := unix.Bind(fd, sockaddr(address)); err != nil {
 			return fmt.Errorf("bind %s: %w", address, err)

@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	// pipeSize is what a pipe is asked to hold; the kernel may give it less.
-	pipeSize = 256 << 10
+	// pipeSize is how much is moved at a time at most: what a pipe has room for.
+	pipeSize = 64 << 10
 	// maxIdlePipes are kept for the next transfer. A connection has pipes only while something is in
 	// transit.
-	maxIdlePipes = 64
+	maxIdlePipes = 16
 	// share is how much a direction may transfer before it is the turn of other connections.
-	share = 1 << 20
+	share = 256 << 10
 )
 
 // pipe is where bytes are on their way between two sockets, which never reach the process's memory.
@@ -34,7 +34,6 @@ func (w *worker) pipe() (*pipe, error) {
 	if err := unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("pipe2", err)
 	}
-	_, _ = unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, pipeSize) // a smaller one does as well
 	return &pipe{read: fds[0], write: fds[1]}, nil
 }
 
@@ -144,6 +143,9 @@ func (f *flow) drain(to int) (wrote int64, err error) {
 	}
 	return wrote, nil
 }
+
+// has reports whether bytes are in transit.
+func (f *flow) has() bool { return f.pipe != nil && f.pipe.has > 0 }
 
 // end gives back what the direction has.
 func (f *flow) end(w *worker) {

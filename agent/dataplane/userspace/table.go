@@ -62,30 +62,18 @@ func newTable() *table {
 	return &table{ports: map[portID]*port{}, destinations: map[destination]*port{}, services: map[serviceID]*entry{}}
 }
 
-// find returns the port that a client has connected to; nil: none that the proxy serves.
-func (t *table) find(protocol v1alpha1.Protocol, address netip.AddrPort) *port {
+// find returns the port that a client has connected to; nil: none that the proxy serves. Node ports are
+// those of the node's addresses, and of loopback ones.
+func (t *table) find(protocol v1alpha1.Protocol, address netip.AddrPort, node []netip.Addr) *port {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if p := t.destinations[destination{protocol, address}]; p != nil {
 		return p
 	}
+	if !address.Addr().IsLoopback() && !slices.Contains(node, address.Addr()) {
+		return nil
+	}
 	return t.destinations[destination{protocol, anyAddress(address)}]
-}
-
-// serves reports whether an address is one of the proxy's Services, so that an endpoint there would
-// be a loop. Node ports are those of the node's addresses.
-func (t *table) serves(protocol v1alpha1.Protocol, address netip.AddrPort, node []netip.Addr) bool {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if t.destinations[destination{protocol, address}] != nil {
-		return true
-	}
-	for _, a := range node {
-		if a == address.Addr() {
-			return t.destinations[destination{protocol, anyAddress(address)}] != nil
-		}
-	}
-	return false
 }
 
 // anyAddress stands for a node port at any address.

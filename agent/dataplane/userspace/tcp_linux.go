@@ -34,7 +34,10 @@ type listener struct {
 }
 
 // ready accepts what has come. The kernel reports again what is left.
-func (l *listener) ready(w *worker, _ int, _ uint32) {
+func (l *listener) ready(w *worker, _ int, _ uint32) { l.accept(w) }
+
+// accept accepts some connections. It reports whether there may be more.
+func (l *listener) accept(w *worker) (more bool) {
 	for range acceptedAtOnce {
 		fd, from, err := unix.Accept4(l.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch {
@@ -43,11 +46,12 @@ func (l *listener) ready(w *worker, _ int, _ uint32) {
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
 		case outOfDescriptors(err):
 			w.rejectOne(l)
-			return
+			return false
 		default: // EAGAIN, or what a network reports that is down
-			return
+			return false
 		}
 	}
+	return true
 }
 
 // rejectOne resets a connection for which there is no file descriptor, by the spare one, so that its
@@ -70,8 +74,14 @@ func (w *worker) rejectOne(l *listener) {
 
 // shut stops listening. What the kernel has queued is served first.
 func (l *listener) shut(w *worker) {
+	if l.fd < 0 {
+		return
+	}
+	for l.accept(w) { // until there are none
+	}
 	w.forget(l.fd)
 	_ = unix.Close(l.fd)
+	l.fd = -1
 }
 
 // portOf returns the port that an accepted connection is for. If there is none, it resets the
@@ -79,7 +89,7 @@ func (l *listener) shut(w *worker) {
 func (w *worker) portOf(l *listener, fd int, client netip.AddrPort) *port {
 	to, err := w.proxy.original(fd, client.Addr())
 	if err == nil && to != l.address {
-		if p := w.proxy.table.find(v1alpha1.ProtocolTCP, to); p != nil {
+		if p := w.proxy.table.find(v1alpha1.ProtocolTCP, to, *w.proxy.node.Load()); p != nil {
 			return p
 		}
 	}
@@ -122,6 +132,7 @@ type connection struct {
 	endpoint   *endpoint
 	attempt    int  // of the endpoint, from 1
 	connecting bool // the endpoint has not accepted yet
+	counted    bool // as a connection
 	queued     bool // among the busy ones
 	closed     bool
 	noPort     bool // the node had no port left for an attempt
@@ -139,6 +150,10 @@ func (c *connection) connect(w *worker) {
 		c.endpoint = e
 		if c.attempt++; c.attempt > 1 {
 			c.port.retries.Add(1)
+		}
+		if w.proxy.loops(v1alpha1.ProtocolTCP, e.address) {
+			c.attemptFailed(w)
+			continue
 		}
 		err := c.dial(w)
 		switch {
@@ -165,12 +180,12 @@ func (c *connection) connect(w *worker) {
 
 // next returns the endpoint to try. One that has taken too long gets another try if there is no other.
 func (c *connection) next(w *worker) *endpoint {
-	if e := w.proxy.pick(c.port, c.policy, c.client, c.tried, w.now); e != nil || len(c.slow) == 0 {
+	if e := c.port.pick(c.policy, c.client, c.tried, w.now); e != nil || len(c.slow) == 0 {
 		return e
 	}
 	c.tried = slices.DeleteFunc(c.tried, func(e *endpoint) bool { return slices.Contains(c.slow, e) })
 	c.slow = nil
-	return w.proxy.pick(c.port, c.policy, c.client, c.tried, w.now)
+	return c.port.pick(c.policy, c.client, c.tried, w.now)
 }
 
 // dial begins to connect to the endpoint.
@@ -214,8 +229,11 @@ func (c *connection) ready(w *worker, fd int, events uint32) {
 func (c *connection) accepted(w *worker) {
 	c.connecting = false
 	c.port.success(c.endpoint)
-	c.port.connections.Add(1)
-	c.port.observe(int64(w.now.Sub(c.began)))
+	if !c.counted {
+		c.counted = true
+		c.port.connections.Add(1)
+		c.port.observe(int64(w.now.Sub(c.began)))
+	}
 	c.transfer(w)
 }
 
@@ -251,29 +269,32 @@ func (c *connection) transfer(w *worker) {
 	if c.connecting || c.out < 0 {
 		return
 	}
-	sent, moreUp, broken := c.up.transfer(w, c.in, c.out)
+	sent, moreUp, up := c.up.transfer(w, c.in, c.out)
+	// Also if the endpoint takes no more: it may have answered before.
+	received, moreDown, down := c.down.transfer(w, c.out, c.in)
 	c.port.toEndpoint.Add(sent)
-	endpointBroke := broken != nil && !broken.sender
-	moreDown := false
-	if broken == nil {
-		var received int64
-		received, moreDown, broken = c.down.transfer(w, c.out, c.in)
-		c.port.toClient.Add(received)
-		endpointBroke = broken != nil && broken.sender
-	}
+	c.port.toClient.Add(received)
 	switch {
-	case endpointBroke && c.up.moved+c.down.moved == 0 && errors.Is(broken.error, unix.ECONNRESET):
-		// Nothing was transferred: another endpoint can serve the client as well.
+	case c.untouched(up, down):
 		c.attemptFailed(w)
 		c.connect(w)
-	case broken != nil:
-		c.reset(w)
-	case c.up.done && c.down.done:
+	case up == nil && down == nil && c.up.done && c.down.done, up != nil && !up.sender && received > 0:
 		c.close(w, func(fd int) { _ = unix.Close(fd) })
+	case up != nil || down != nil:
+		c.reset(w)
 	case (moreUp || moreDown) && !c.queued:
 		c.queued = true
 		w.busy = append(w.busy, c)
 	}
+}
+
+// untouched reports whether the endpoint has reset the connection before anything was transferred, although
+// the client waits: then another endpoint can serve it as well.
+func (c *connection) untouched(up, down *brokenError) bool {
+	if c.up.moved+c.down.moved > 0 || c.down.has() || c.up.ended && !c.up.has() {
+		return false
+	}
+	return up != nil && !up.sender && errors.Is(up.error, unix.ECONNRESET) || up == nil && down != nil && down.sender && errors.Is(down.error, unix.ECONNRESET)
 }
 
 // fail resets a connection that cannot be served.

@@ -276,12 +276,12 @@ func TestDraining(t *testing.T) {
 	}
 	echoes("before")
 	r.serve(serving(v1alpha1.ProtocolTCP, names(t, 1)...))
-	r.Settle()
+	r.Settle(dataplane.IPv4, nil)
 	echoes("removed")
 	if _, err := r.Serve(dataplane.IPv4, named("web"), nil); err != nil {
 		t.Fatal(err)
 	}
-	r.Settle()
+	r.Settle(dataplane.IPv4, nil)
 	echoes("without the Service")
 }
 

@@ -8,12 +8,17 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// udpIdle is how long a silent client of UDP keeps its endpoint: before the first answer, and from then
-// on. It is shorter than what the kernel tracks its flow for (nf_conntrack_udp_timeout and
-// nf_conntrack_udp_timeout_stream), so that a client never comes back as another one.
+// udpIdle is how long a silent UDP client keeps its endpoint: usually, and if it has been answered for longer
+// than streamAfter. It is shorter than what the kernel tracks its flow for by default
+// (nf_conntrack_udp_timeout and nf_conntrack_udp_timeout_stream), so that no client comes back as another one.
 var udpIdle = [...]time.Duration{25 * time.Second, 115 * time.Second}
+
+// streamAfter is when a flow counts as a stream, in the kernel too.
+const streamAfter = 2 * time.Second
 
 // datagramsAtOnce is how many datagrams of a socket are forwarded before it is the turn of others.
 const datagramsAtOnce = 64
@@ -24,6 +29,7 @@ type udpSocket struct {
 	address netip.AddrPort
 	port    *port
 	policy  policy
+	leaving bool // it ends
 	clients map[netip.AddrPort]*udpClient
 }
 
@@ -38,7 +44,11 @@ type udpClient struct {
 	// it has sent more, or there was no room.
 	first    []byte
 	answered bool
-	last     time.Time
+	stream   bool // it has the longer time
+	waiting  bool // for an answer
+	began    time.Time
+	active   time.Time // the last datagram
+	last     time.Time // likewise, but exact to a second
 	place    *list.Element
 }
 
@@ -105,15 +115,17 @@ func (s *udpSocket) received(w *worker, from netip.AddrPort, datagram []byte) {
 
 // begin returns a new client; nil: it is not served.
 func (s *udpSocket) begin(w *worker, from netip.AddrPort, datagram []byte) *udpClient {
-	if flows := w.proxy.flows; flows != nil {
-		if to, err := flows.Original(from, s.address); err != nil || to == s.address {
-			w.proxy.notRedirected.Add(1)
-			return nil
-		}
-	}
-	if why, ok := w.proxy.admit(s.port); !ok {
+	if why, ok := w.proxy.admitUDP(s.port); !ok {
 		s.port.rejected[why].Add(1)
 		return nil
+	}
+	if flows := w.proxy.flows; flows != nil {
+		to, err := flows.Original(from, s.address)
+		if err != nil || w.proxy.table.find(v1alpha1.ProtocolUDP, to, *w.proxy.node.Load()) != s.port {
+			w.proxy.notRedirected.Add(1)
+			w.proxy.leaveUDP(s.port)
+			return nil
+		}
 	}
 	c := &udpClient{socket: s, address: from, fd: -1}
 	if w.proxy.retained.take(int64(len(datagram)), maxRetained) {
@@ -121,23 +133,30 @@ func (s *udpSocket) begin(w *worker, from netip.AddrPort, datagram []byte) *udpC
 	}
 	s.port.connections.Add(1)
 	s.clients[from] = c
-	c.last = w.now
+	c.began, c.last = w.now, w.now
 	c.place = w.clients[0].clients.PushBack(c)
 	return c
 }
 
 // touch notes that a client is active.
 func (c *udpClient) touch(w *worker) {
+	c.active = w.now
 	if w.now.Sub(c.last) < time.Second {
 		return
 	}
 	c.last = w.now
+	if c.answered && !c.stream && w.now.Sub(c.began) > streamAfter {
+		w.clients[c.kind()].clients.Remove(c.place)
+		c.stream = true
+		c.place = w.clients[c.kind()].clients.PushBack(c)
+		return
+	}
 	w.clients[c.kind()].clients.MoveToBack(c.place)
 }
 
 // kind is the index of its list.
 func (c *udpClient) kind() int {
-	if c.answered {
+	if c.stream {
 		return 1
 	}
 	return 0
@@ -151,6 +170,7 @@ func (c *udpClient) send(w *worker, datagram []byte) {
 		}
 		_, err := unix.SendmsgN(c.fd, datagram, nil, nil, unix.MSG_NOSIGNAL)
 		if err == nil {
+			c.waiting = true
 			c.socket.port.toEndpoint.Add(int64(len(datagram)))
 		}
 		if !errors.Is(err, unix.ECONNREFUSED) {
@@ -163,8 +183,8 @@ func (c *udpClient) send(w *worker, datagram []byte) {
 // connect gives a client an endpoint; false: there is none, and the client ends.
 func (c *udpClient) connect(w *worker) bool {
 	p := c.socket.port
-	e := w.proxy.pick(p, c.socket.policy, c.address.Addr(), c.tried, w.now)
-	if e == nil || len(c.tried) >= maxAttempts {
+	e := p.pick(c.socket.policy, c.address.Addr(), c.tried, w.now)
+	if e == nil || len(c.tried) >= maxAttempts || w.proxy.loops(v1alpha1.ProtocolUDP, e.address) {
 		p.rejected[noEndpoint].Add(1)
 		c.end(w)
 		return false
@@ -224,6 +244,7 @@ func (c *udpClient) ready(w *worker, fd int, _ uint32) {
 			c.accepted(w)
 		}
 		c.touch(w)
+		c.waiting = false
 		c.socket.port.toClient.Add(int64(n))
 		_ = unix.Sendto(c.socket.fd, w.buffer[:n], unix.MSG_NOSIGNAL, sockaddr(c.address)) // lost as on any network
 	}
@@ -245,9 +266,7 @@ func (c *udpClient) retry(w *worker) {
 // accepted notes that the endpoint has answered.
 func (c *udpClient) accepted(w *worker) {
 	c.forgetFirst(w)
-	w.clients[0].clients.Remove(c.place)
-	c.answered, c.tried, c.last = true, nil, w.now
-	c.place = w.clients[1].clients.PushBack(c)
+	c.answered, c.tried = true, nil
 	c.socket.port.success(c.endpoint)
 }
 
@@ -262,24 +281,53 @@ func (c *udpClient) end(w *worker) {
 	c.forgetFirst(w)
 	w.clients[c.kind()].clients.Remove(c.place)
 	delete(c.socket.clients, c.address)
-	w.proxy.leave(c.socket.port)
+	w.proxy.leaveUDP(c.socket.port)
 }
 
-// forgetClients ends all clients, whose flows begin anew. If one cannot be forgotten, the next agent removes it.
-func (s *udpSocket) forgetClients(w *worker) {
-	for address, c := range s.clients {
-		if w.proxy.flows != nil {
-			_ = w.proxy.flows.Forget(address, s.address)
-		}
-		c.end(w)
+// How long a client must be silent before its flow is forgotten, and how long it may wait for an answer until
+// then.
+const leaveAfter, leaveAtLast = 20 * time.Millisecond, time.Second
+
+// leave ends the socket once its clients have the answers that they wait for. The kernel sends their next
+// datagrams elsewhere.
+func (s *udpSocket) leave(w *worker) {
+	if s.fd >= 0 && !s.leaving {
+		s.leaving = true
+		w.leaving = append(w.leaving, s)
 	}
+}
+
+// left ends the clients that wait for nothing, and then the socket. It reports whether that is done.
+func (s *udpSocket) left(w *worker) bool {
+	for _, c := range s.clients {
+		if silent := w.now.Sub(c.active); silent >= leaveAtLast || !c.waiting && silent >= leaveAfter {
+			c.forget(w)
+		}
+	}
+	if len(s.clients) == 0 {
+		s.shut(w)
+	}
+	return s.fd < 0
+}
+
+// forget ends a client whose next datagram begins a new flow. If its flow cannot be forgotten, the agent
+// removes it with others that are stale.
+func (c *udpClient) forget(w *worker) {
+	if w.proxy.flows != nil {
+		_ = w.proxy.flows.Forget(c.address, c.socket.address)
+	}
+	c.end(w)
 }
 
 // shut ends a socket and its clients.
 func (s *udpSocket) shut(w *worker) {
+	if s.fd < 0 {
+		return
+	}
 	for _, c := range s.clients {
-		c.end(w)
+		c.forget(w)
 	}
 	w.forget(s.fd)
 	_ = unix.Close(s.fd)
+	s.fd = -1
 }

@@ -149,9 +149,13 @@ func TestUDPIdle(t *testing.T) {
 		}
 	}
 	step(0, c, 1)
+	step(20*time.Second, c, 1) // from now on it counts as a stream
 	step(100*time.Second, c, 1)
 	step(20*time.Second, other, 2)
-	step(100*time.Second, other, 1) // 120 s after the first client's last one
+	step(20*time.Second, other, 2)
+	step(90*time.Second, other, 1) // 130 s after the first client's last one
+	step(0, r.udpClientOf(), 2)
+	step(30*time.Second, other, 1) // 30 s after the only one of the last client
 }
 
 func TestUDPLimit(t *testing.T) {

@@ -5,26 +5,30 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// A worker never blocks but in epoll_wait: neither a client nor an endpoint can hold up others. What
-// it has is its own, without locks; others reach it through do.
+// A worker blocks only in epoll_wait and, for a new UDP client, in a request to the kernel: neither a client
+// nor an endpoint can hold up others. What it has is its own, without locks; others reach it through do.
 type worker struct {
 	proxy *Proxy
 	epoll int
 	event int // wakes it up
 	spare int // file descriptor to give up when there is no other
-	// handlers are by file descriptor.
-	handlers []handler
+	// handlers are by file descriptor, and watched is how many there have been: it distinguishes those that
+	// have had the same one.
+	handlers []watched
+	watched  int32
 	pipes    []*pipe // empty ones
 	// busy are connections that have used up their share of a round.
 	busy []*connection
 	// attempts are those under way, by their number: all of one number time out after the same time.
 	attempts [maxAttempts]fifo
+	leaving  []*udpSocket
 	clients  [2]idle // of UDP: those without an answer yet, and the others
 	buffer   []byte  // for datagrams
 	now      time.Time
@@ -33,6 +37,12 @@ type worker struct {
 	mu       sync.Mutex // guards everything below
 	commands []func()
 	stopped  bool
+}
+
+// watched is the handler of a file descriptor, with the number that its events have.
+type watched struct {
+	handler
+	number int32
 }
 
 // handler gets the events of a file descriptor.
@@ -77,20 +87,21 @@ func (w *worker) close() {
 
 // watch has h get the events of a file descriptor.
 func (w *worker) watch(fd int, events uint32, h handler) error {
-	if err := unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil { //nolint:gosec // a file descriptor
+	w.watched++
+	if err := unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd), Pad: w.watched}); err != nil { //nolint:gosec // a file descriptor
 		return os.NewSyscallError("epoll_ctl", err)
 	}
 	for len(w.handlers) <= fd {
-		w.handlers = append(w.handlers, nil)
+		w.handlers = append(w.handlers, watched{})
 	}
-	w.handlers[fd] = h
+	w.handlers[fd] = watched{h, w.watched}
 	return nil
 }
 
 // forget ends the events of a file descriptor, which is closed next.
 func (w *worker) forget(fd int) {
 	if fd < len(w.handlers) {
-		w.handlers[fd] = nil
+		w.handlers[fd] = watched{}
 	}
 }
 
@@ -136,8 +147,8 @@ func (w *worker) run(ctx context.Context) error {
 		}
 		w.now = w.proxy.clock.Now()
 		for _, e := range events[:max(n, 0)] {
-			// A connection that an earlier event of this round has ended has none.
-			if fd := int(e.Fd); fd < len(w.handlers) && w.handlers[fd] != nil {
+			// An earlier event of this round may have ended a connection, and given its descriptor to another.
+			if fd := int(e.Fd); fd < len(w.handlers) && w.handlers[fd].handler != nil && w.handlers[fd].number == e.Pad {
 				w.handlers[fd].ready(w, fd, e.Events)
 			}
 		}
@@ -147,6 +158,7 @@ func (w *worker) run(ctx context.Context) error {
 			c.again(w)
 		}
 		w.expire()
+		w.leaving = slices.DeleteFunc(w.leaving, func(s *udpSocket) bool { return s.left(w) })
 	}
 	return nil
 }
@@ -160,14 +172,14 @@ func (w *worker) end() {
 	for _, f := range commands {
 		f()
 	}
-	for c := range w.open {
-		c.reset(w)
-	}
 	for fd, h := range w.handlers {
-		if closer, ok := h.(interface{ shut(*worker) }); ok {
+		if closer, ok := h.handler.(interface{ shut(*worker) }); ok {
 			closer.shut(w)
 			w.forget(fd)
 		}
+	}
+	for c := range w.open {
+		c.reset(w)
 	}
 }
 
@@ -187,6 +199,9 @@ func (w *worker) patience() int {
 	}
 	for i := range w.clients {
 		earlier(w.clients[i].next())
+	}
+	if len(w.leaving) > 0 {
+		earlier(w.proxy.clock.Now().Add(leaveAfter))
 	}
 	if next.IsZero() {
 		return -1
@@ -224,7 +239,14 @@ type waiting struct {
 	till time.Time
 }
 
-func (f *fifo) push(c *connection, till time.Time) { f.waiting = append(f.waiting, waiting{c, till}) }
+// push adds an attempt; before others only if the setting has become shorter since these began.
+func (f *fifo) push(c *connection, till time.Time) {
+	at := len(f.waiting)
+	for at > f.first && f.waiting[at-1].till.After(till) {
+		at--
+	}
+	f.waiting = slices.Insert(f.waiting, at, waiting{c, till})
+}
 
 // next is when the first one times out; zero: there is none. Those that have ended meanwhile go.
 func (f *fifo) next() time.Time {
