@@ -117,11 +117,7 @@ func portClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Fami
 }
 
 func nodePortClaim(port uint16, protocol v1alpha1.Protocol, family dataplane.Family) Claim {
-	claim := Claim{Address: netip.IPv4Unspecified(), Port: port, Protocol: protocol}
-	if family == dataplane.IPv6 {
-		claim.Address = netip.IPv6Unspecified()
-	}
-	return claim
+	return Claim{Address: family.Unspecified(), Port: port, Protocol: protocol}
 }
 
 func loseClaims(svc *dataplane.Service, p *dataplane.Port, family dataplane.Family, lost func(Claim) bool) {

@@ -30,6 +30,14 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
+// Unspecified returns the family's unspecified address, which stands for any address of the node.
+func (f Family) Unspecified() netip.Addr {
+	if f == IPv4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
 // Of reports whether a is an address of the family. An IPv4 address mapped into IPv6 is of
 // neither.
 func (f Family) Of(a netip.Addr) bool {

@@ -14,6 +14,17 @@ const (
 	longestRest = 30 * time.Second
 )
 
+// maxAttempts is how many endpoints a connection is tried with, or how often if there are fewer.
+const maxAttempts = 4
+
+// longestAttempt is what attempts' time grows to, unless the setting is longer.
+const longestAttempt = 2 * time.Second
+
+// attemptTime is how long an endpoint may take to accept: twice as long with each attempt.
+func attemptTime(first time.Duration, attempt int) time.Duration {
+	return min(first<<(attempt-1), max(first, longestAttempt))
+}
+
 // policy is the traffic policy by which the kernel has redirected a connection.
 type policy int
 

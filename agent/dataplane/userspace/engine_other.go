@@ -10,13 +10,9 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
-
-// maxAttempts is how many endpoints a connection is tried with.
-const maxAttempts = 4
 
 // connections are proxied by package net. Here no kernel redirects them: they are for the address that
 // they arrive at.
@@ -129,7 +125,7 @@ func (e *connections) connect(p *port, by policy, client netip.Addr) *net.TCPCon
 		if attempt > 0 {
 			p.retries.Add(1)
 		}
-		out, err := net.DialTimeout("tcp", to.address.String(), min(e.proxy.connectTimeout()<<attempt, max(e.proxy.connectTimeout(), 2*time.Second)))
+		out, err := net.DialTimeout("tcp", to.address.String(), attemptTime(e.proxy.connectTimeout(), attempt+1))
 		if err == nil {
 			p.success(to)
 			p.connections.Add(1)

@@ -10,10 +10,6 @@ type Limits struct {
 	PerPort int64
 }
 
-// DefaultLimits are far above what the Services have that need this mode. A connection takes two file
-// descriptors and, while nothing is in transit, less than 2 KiB.
-func DefaultLimits() Limits { return Limits{Connections: 100_000, PerPort: 50_000} }
-
 // A UDP client takes a port of the node, as processes on it do: the kernel has some 28,000 for UDP.
 const maxUDP, maxUDPPerPort = 7_000, 3_500
 

@@ -4,8 +4,6 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 )
 
 // rejection is why a connection, or a client of UDP, was not served.
@@ -48,19 +46,6 @@ func (c *counters) observe(took int64) {
 	}
 	c.latency[bucket].Add(1)
 	c.took.Add(took)
-}
-
-// Statistics are those of one port of a Service in one IP family since the proxy has served it.
-type Statistics struct {
-	Service              dataplane.ServiceName
-	Family               dataplane.Family
-	Port                 string // number/protocol
-	Open                 int64
-	Connections, Retries int64
-	// Rejected are connections that were not served.
-	Rejected int64
-	// Failures are those of endpoints, by address.
-	Failures map[string]int64
 }
 
 // collector exports the counters of all ports.
@@ -131,23 +116,6 @@ func (b *balancer) failuresByEndpoint() map[string]int64 {
 		if n := e.failed.Load(); n > 0 {
 			out[address.String()] = n
 		}
-	}
-	return out
-}
-
-// Statistics returns those of all ports, in no order.
-func (p *Proxy) Statistics() []Statistics {
-	var out []Statistics
-	for _, one := range p.table.all() {
-		s := Statistics{
-			Service: one.id.service, Family: one.id.family, Port: one.id.text(),
-			Open: one.open.n.Load(), Connections: one.connections.Load(), Retries: one.retries.Load(),
-			Failures: one.failuresByEndpoint(),
-		}
-		for r := range one.rejected {
-			s.Rejected += one.rejected[r].Load()
-		}
-		out = append(out, s)
 	}
 	return out
 }

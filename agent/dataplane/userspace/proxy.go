@@ -18,9 +18,6 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// DefaultConnectTimeout is how long the first endpoint may take to accept a connection.
-const DefaultConnectTimeout = 250 * time.Millisecond
-
 // ErrNotListening is wrapped by errors about a family in which the proxy listens nowhere.
 var ErrNotListening = errors.New("the userspace proxy does not listen")
 
@@ -28,7 +25,7 @@ var ErrNotListening = errors.New("the userspace proxy does not listen")
 type Options struct {
 	// Clock is the real one if nil.
 	Clock clock.PassiveClock
-	// Limits are DefaultLimits if zero.
+	// Limits are those of the default settings if zero.
 	Limits Limits
 	// Flows are the kernel's flows of UDP. Nil: all who reach a listener are served.
 	Flows Flows
@@ -94,17 +91,16 @@ func New(o Options) *Proxy {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	if o.Limits == (Limits{}) {
-		o.Limits = DefaultLimits()
-	}
 	p := &Proxy{
 		clock: o.Clock, original: originalDestination, flows: o.Flows,
 		newEngine:  func(p *Proxy) (engine, error) { return newEngine(p, o.Workers) },
 		interfaces: dataplane.InterfaceAddresses,
 		table:      newTable(), begun: make(chan struct{}), listening: map[dataplane.Family]*listening{}, unused: map[serviceID][]func(){},
 	}
-	p.SetConnectTimeout(DefaultConnectTimeout)
-	p.SetLimits(o.Limits)
+	p.Configure(v1alpha1.CompleteSettings(nil).Userspace)
+	if o.Limits != (Limits{}) {
+		p.SetLimits(o.Limits)
+	}
 	p.node.Store(&[]netip.Addr{})
 	return p
 }

@@ -3,6 +3,7 @@ package userspace
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -140,15 +141,12 @@ func (d *Dataplane) redirect(r *dataplane.Ruleset) *dataplane.Ruleset {
 	s := r.Node.Settings
 	d.proxy.Configure(s.Userspace)
 	all := *s.Mode == v1alpha1.ModeUserspace
-	names := maps.Keys(r.Dirty)
 	if r.Full { // as after a change of the node's settings or addresses
-		every := sets.KeySet(r.Services).Union(sets.KeySet(d.redirected))
-		names = maps.Keys(every)
 		d.services = nil
 	}
 	known := !r.Full && !r.Recheck && len(*d.proxy.node.Load()) > 0 // where node ports answer
 	changed := map[dataplane.ServiceName]*dataplane.Service{}
-	for name := range names {
+	for name := range d.toCheck(r) {
 		svc := r.Services[name]
 		delete(d.notes, name)
 		delete(d.warnings, name)
@@ -159,7 +157,9 @@ func (d *Dataplane) redirect(r *dataplane.Ruleset) *dataplane.Ruleset {
 				d.gone.Insert(name)
 				svc = leaving(svc, before.kernel)
 			}
-			changed[name] = svc
+			if was || d.services != nil {
+				changed[name] = svc
+			}
 			continue
 		}
 		if !known {
@@ -179,6 +179,25 @@ func (d *Dataplane) redirect(r *dataplane.Ruleset) *dataplane.Ruleset {
 		changed[name] = served
 	}
 	return d.ruleset(r, changed)
+}
+
+// toCheck yields the Services that the proxy may have to serve from now on, or no longer.
+func (d *Dataplane) toCheck(r *dataplane.Ruleset) iter.Seq[dataplane.ServiceName] {
+	if !r.Full {
+		return maps.Keys(r.Dirty)
+	}
+	return func(yield func(dataplane.ServiceName) bool) {
+		for name := range r.Services {
+			if !yield(name) {
+				return
+			}
+		}
+		for name := range d.redirected {
+			if r.Services[name] == nil && !yield(name) {
+				return
+			}
+		}
+	}
 }
 
 // serve has the proxy serve a Service.

@@ -259,3 +259,33 @@ func names(t *testing.T, count int) (out []netip.AddrPort) {
 	}
 	return out
 }
+
+// Statistics are those of one port of a Service in one IP family since the proxy has served it.
+type Statistics struct {
+	Service              dataplane.ServiceName
+	Family               dataplane.Family
+	Port                 string // number/protocol
+	Open                 int64
+	Connections, Retries int64
+	// Rejected are connections that were not served.
+	Rejected int64
+	// Failures are those of endpoints, by address.
+	Failures map[string]int64
+}
+
+// Statistics returns those of all ports, in no order.
+func (p *Proxy) Statistics() []Statistics {
+	var out []Statistics
+	for _, one := range p.table.all() {
+		s := Statistics{
+			Service: one.id.service, Family: one.id.family, Port: one.id.text(),
+			Open: one.open.n.Load(), Connections: one.connections.Load(), Retries: one.retries.Load(),
+			Failures: one.failuresByEndpoint(),
+		}
+		for r := range one.rejected {
+			s.Rejected += one.rejected[r].Load()
+		}
+		out = append(out, s)
+	}
+	return out
+}

@@ -78,10 +78,7 @@ func (t *table) find(protocol v1alpha1.Protocol, address netip.AddrPort, node []
 
 // anyAddress stands for a node port at any address.
 func anyAddress(of netip.AddrPort) netip.AddrPort {
-	if of.Addr().Is4() {
-		return netip.AddrPortFrom(netip.IPv4Unspecified(), of.Port())
-	}
-	return netip.AddrPortFrom(netip.IPv6Unspecified(), of.Port())
+	return netip.AddrPortFrom(dataplane.FamilyOf(of.Addr()).Unspecified(), of.Port())
 }
 
 // set replaces a Service; nil removes it. It returns the ports it has now and those that are gone.
@@ -146,11 +143,7 @@ func destinationOf(family dataplane.Family, d *dataplane.Destination) destinatio
 	if d.Kind != dataplane.NodePort {
 		return destination{d.Port.Protocol, d.AddrPort()}
 	}
-	unspecified := netip.IPv4Unspecified()
-	if family == dataplane.IPv6 {
-		unspecified = netip.IPv6Unspecified()
-	}
-	return destination{d.Port.Protocol, netip.AddrPortFrom(unspecified, d.Number)}
+	return destination{d.Port.Protocol, netip.AddrPortFrom(family.Unspecified(), d.Number)}
 }
 
 // affinityOf is how long a silent client of a Service stays with its endpoint.

@@ -29,7 +29,7 @@ type worker struct {
 	// attempts are those under way, by their number: all of one number time out after the same time.
 	attempts [maxAttempts]fifo
 	leaving  []*udpSocket
-	clients  [2]idle // of UDP: those without an answer yet, and the others
+	clients  [2]idle // of UDP, by udpIdle
 	buffer   []byte  // for datagrams
 	now      time.Time
 	open     map[*connection]struct{}

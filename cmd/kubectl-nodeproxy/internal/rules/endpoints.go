@@ -122,10 +122,7 @@ func inLocal(source *dataplane.Port, at netip.AddrPort, g *v1alpha1.EndpointGrou
 
 // lost lists the claims of a Service that another one owns.
 func lost(svc *dataplane.Service, set *combine.Set, spec *v1alpha1.ServiceProxyRulesSpec) []Lost {
-	everywhere := netip.IPv4Unspecified()
-	if set.Family == dataplane.IPv6 {
-		everywhere = netip.IPv6Unspecified()
-	}
+	everywhere := set.Family.Unspecified()
 	var list []Lost
 	add := func(address string, claim combine.Claim) {
 		owner := "another Service"
