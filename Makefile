@@ -8,7 +8,7 @@ ifndef VERSION
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 endif
 # The last release, or the one in preparation (docs/release.md). After changing it, run
-# make bundle.
+# make bundle, and change charts/nodeproxy/Chart.yaml.
 RELEASE := 0.1.0
 COMMANDS := $(notdir $(patsubst %/main.go,%,$(wildcard cmd/*/main.go)))
 
@@ -27,7 +27,7 @@ BUNDLE_OUTPUT ?=
 
 # What make bench measures: numbers of Services, as in 5000 or 5000x50 (endpoints of each), for how
 # long endpoints change, and variants of iptables. Its results go to BENCH_JSON.
-SIZES ?= $(if $(filter nftables NFTables,$(MODE)),1x1 5000x10 5000x50 44000x1 44000x3,1000 5000)
+SIZES ?= $(if $(filter nftables NFTables,$(MODE)),1x1 5000x10 5000x50 44000x1 44000x3,$(if $(filter userspace Userspace,$(MODE)),100,1000 5000))
 CHURN ?= 1m
 VARIANTS ?= nf_tables legacy
 BENCH_JSON ?= dist/bench.json
@@ -70,6 +70,10 @@ generate: ## Write defaults, deep copies, CRDs, RBAC roles and docs/api.md from 
 install-manifest: ## Write dist/install.yaml; IMAGE_REGISTRY, API_SERVERS="https://a:6443 ..." and COMPONENTS shape it.
 	@VERSION='$(VERSION)' IMAGE_REGISTRY='$(IMAGE_REGISTRY)' API_SERVERS='$(API_SERVERS)' COMPONENTS='$(COMPONENTS)' \
 		hack/install-manifest.sh
+
+.PHONY: chart
+chart: ## Write the Helm chart to dist/nodeproxy-VERSION.tgz; IMAGE_REGISTRY.
+	@VERSION='$(VERSION)' RELEASE='$(RELEASE)' IMAGE_REGISTRY='$(IMAGE_REGISTRY)' hack/chart.sh
 
 .PHONY: bundle
 bundle: ## Write the OLM bundle, bundle/ and bundle.Dockerfile; CONTROLLER_IMAGE and AGENT_IMAGE name images by digest, BUNDLE_OUTPUT another directory.
@@ -175,9 +179,14 @@ test-cluster: ## Run the tests of the local clusters that demo and tests use (ro
 	go test -count 1 ./test/cluster/...
 
 .PHONY: bench
-bench: build ## Compare speed and cost with kube-proxy (root, 33 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it; MODE=ipvs or nftables in that mode; AGAINST=test/bench/ratios.json fails if a ratio got worse.
+bench: build ## Compare speed and cost with kube-proxy (root, 33 minutes); SIZES="1000" and VARIANTS="nf_tables" shorten it; MODE=ipvs, nftables or userspace in that mode; AGAINST=test/bench/ratios.json fails if a ratio got worse.
 	hack/install-packages.sh
 	go run ./test/bench $(if $(MODE),-mode $(MODE)) $(if $(AGAINST),-against "$(AGAINST)") -bin bin -sizes "$(SIZES)" -churn "$(CHURN)" -variants "$(VARIANTS)" -out "$(BENCH_JSON)"
+
+.PHONY: scale
+scale: bin/nodeproxy-controller ## Measure what a cluster of NODES (5000) and SERVICES (10000) costs the API server, beside kube-proxy's watches (root); ONLY names one scenario.
+	hack/install-packages.sh
+	go run ./test/scale -bin bin -nodes "$(or $(NODES),5000)" -services "$(or $(SERVICES),10000)" -only "$(ONLY)"
 
 .PHONY: bench-go
 bench-go: ## Run the Go benchmarks, with allocations.
@@ -186,7 +195,7 @@ bench-go: ## Run the Go benchmarks, with allocations.
 ##@ Try out
 
 .PHONY: demo
-demo: build ## Show nodeproxy at work in a local cluster (root); MODE=ipvs or nftables in that mode; KEEP=1 leaves the cluster up.
+demo: build ## Show nodeproxy at work in a local cluster (root); MODE=ipvs, nftables or userspace in that mode; KEEP=1 leaves the cluster up.
 	go run ./test/demo -bin bin $(if $(MODE),-mode $(MODE)) $(if $(filter-out 0 no false,$(KEEP)),-keep)
 
 .PHONY: demo-clean

@@ -30,7 +30,7 @@ import (
 )
 
 // +kubebuilder:rbac:groups=nodeproxy.io,resources=serviceproxyrules;nodeproxyrules;nodeproxies,verbs=get;list;watch
-// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules/status,verbs=patch;update
+// +kubebuilder:rbac:groups=nodeproxy.io,resources=nodeproxyrules/status,verbs=patch
 
 const (
 	// shortestRetry and longestRetry bound the pauses after failed syncs.
@@ -52,6 +52,8 @@ type Options struct {
 	Userspace interface {
 		// LeaveToKernel has the kernel serve them.
 		LeaveToKernel(ctx context.Context) error
+		// Failing returns the endpoints that do not accept connections; nil: all do.
+		Failing() *v1alpha1.UserspaceReport
 		// Collector has the metrics.
 		Collector() prometheus.Collector
 	}
@@ -202,7 +204,7 @@ func New(options Options) (*Agent, error) {
 		Client: options.Client, Clock: options.Clock, Log: a.log, Namespace: options.Namespace, Node: options.NodeName,
 		Started: a.started, Applied: a.store.AppliedVersion, Metrics: api,
 	})
-	a.writer = status.NewWriter(options.Clock, options.Client.ApplyStatus, a.log, a.started)
+	a.writer = status.NewWriter(options.Clock, options.Client.WriteStatus, a.log, a.started)
 	return a, nil
 }
 

@@ -20,7 +20,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	metricsdoc.Check(t, "../docs/metrics.md", "agent", r)
 }
 
-// servingProxy is a userspace proxy that serves a Service.
+// servingProxy is a userspace proxy that has served a connection to a Service.
 func servingProxy(t *testing.T) *userspace.Proxy {
 	t.Helper()
 	node := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
@@ -28,9 +28,15 @@ func servingProxy(t *testing.T) *userspace.Proxy {
 	if err := p.Listen(dataplane.IPv4, node); err != nil {
 		t.Fatal(err)
 	}
-	svc := &dataplane.Service{ClusterIP: netip.MustParseAddr("10.96.0.1"), Ports: []dataplane.Port{{Protocol: v1alpha1.ProtocolTCP, Port: 80}}}
-	if _, err := p.Serve(dataplane.IPv4, svc.Name, svc); err != nil {
+	svc := &dataplane.Service{ClusterIP: netip.MustParseAddr("10.96.0.1"), Ports: []dataplane.Port{
+		{Protocol: v1alpha1.ProtocolTCP, Port: 80, Cluster: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.5:8080")}},
+	}}
+	served, err := p.Serve(dataplane.IPv4, svc.Name, svc)
+	if err != nil {
 		t.Fatal(err)
+	}
+	if _, redirected := p.Endpoints(v1alpha1.ProtocolTCP, netip.AddrPortFrom(svc.ClusterIP, 80), served.Ports[0].Cluster[0]); !redirected {
+		t.Fatal("the proxy does not serve the Service")
 	}
 	return p
 }

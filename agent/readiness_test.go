@@ -37,8 +37,8 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	r := &rig{Store: a.store, t: t, Objects: agenttest.Objects{Version: 10}}
 	r.SetServices([]*v1alpha1.ServiceProxyRules{r.Service("a", 1)})
 	expectReady(t, a, "without the own object", "waits for this node's NodeProxyRules")
-	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
-	expectReady(t, a, "with another format", "is not accepted: spec.formatVersion 2")
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 3 }))
+	expectReady(t, a, "with another format", "is not accepted: spec.formatVersion 3")
 	r.SetRules(r.Node())
 	expectReady(t, a, "before the first write", "No complete state has been written")
 
@@ -54,7 +54,7 @@ func TestReadyOnceAFirstSetIsApplied(t *testing.T) {
 	expectReady(t, a, "applied", "")
 
 	kernel.Fail(errors.New("locked"))
-	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 3 }))
 	lose(a)
 	expectReady(t, a, "whatever comes later", "")
 }
@@ -78,7 +78,7 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	a, _, _ := newAgent(t, (&answers{list: []string{""}}).probe)
 	r := fill(t, a)
 	b := &agenttest.Board{Stored: a.store.Snapshot().Own, Err: errors.New("forbidden")}
-	a.writer = status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
+	a.writer = status.NewWriter(a.options.Clock, b.Write, a.log, a.started)
 	report := func() {
 		s, f := a.refresh()
 		a.writer.Write(context.Background(), s, f)
@@ -92,8 +92,8 @@ func TestReadyOnceAConflictIsReported(t *testing.T) {
 	}
 	expectReady(t, a, "not written", "the API does not record it yet")
 
-	b.Err, a.writer = nil, status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
-	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }))
+	b.Err, a.writer = nil, status.NewWriter(a.options.Clock, b.Write, a.log, a.started)
+	r.SetRules(r.Node(func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 3 }))
 	b.Stored = a.store.Snapshot().Own
 	report()
 	expectReady(t, a, "reported, but the object is not accepted", "is active on this node")

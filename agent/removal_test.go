@@ -358,7 +358,7 @@ func TestRemovalEndsUDPFlows(t *testing.T) {
 func TestReadyOnceRemoved(t *testing.T) {
 	a, r, _, _ := owningAgent(t)
 	b := &agenttest.Board{Stored: a.store.Snapshot().Own}
-	a.writer = status.NewWriter(a.options.Clock, b.Apply, a.log, a.started)
+	a.writer = status.NewWriter(a.options.Clock, b.Write, a.log, a.started)
 	r.SetProxy(deleted(v1alpha1.RemovalCleanup))
 	expectReady(t, a, "before", "about to be removed")
 	r.ClearRemoval("", true)

@@ -57,6 +57,9 @@ func (a *Agent) facts(s *desired.Snapshot) status.Facts {
 		OtherProxy: other.Other, OtherGone: other.Gone, OtherWait: other.Wait, Unanswered: other.Unanswered, Leftovers: other.Leftovers,
 		Tracking: a.tracking.Facts(a.owner.MayWrite()), Drift: a.drift.Facts(), Warnings: a.portWarnings(),
 	}
+	if a.options.Userspace != nil {
+		f.Userspace = a.options.Userspace.Failing()
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f.Iptables, f.Modes, f.Remaining = a.iptables, a.modes, joined(a.remain)

@@ -69,6 +69,11 @@ func (a *Agent) syncChosen(ctx context.Context, pause func() bool) error {
 	applyCtx, cancel := a.writing(ctx)
 	defer cancel()
 	start := a.options.Clock.Now()
+	for family, ruleset := range b.Rulesets {
+		for _, cleaner := range a.cleaners[family] {
+			cleaner.Applying(ruleset)
+		}
+	}
 	outcomes := a.fanout.Apply(applyCtx, b.Rulesets)
 	end := a.options.Clock.Now()
 	a.noteVersion()

@@ -43,7 +43,7 @@ var _ = Describe("NodeReconciler", func() {
 		Eventually(nodeRules(ctx, "n1")).Should(PointTo(MatchFields(IgnoreExtras, Fields{
 			"ObjectMeta": MatchFields(IgnoreExtras, Fields{"OwnerReferences": BeEmpty()}),
 			"Spec": MatchFields(IgnoreExtras, Fields{
-				"FormatVersion":    BeEquivalentTo(1),
+				"FormatVersion":    BeEquivalentTo(v1alpha1.FormatVersion),
 				"SettingsRevision": MatchRegexp("^[0-9a-f]{8}$"),
 				"Settings":         Equal(*v1alpha1.CompleteSettings(nil)),
 				"Node": Equal(v1alpha1.NodeFacts{

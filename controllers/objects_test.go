@@ -136,9 +136,9 @@ func addresses(rules *v1alpha1.ServiceProxyRules) []string {
 	if len(rules.Spec.Ports) == 0 {
 		return nil
 	}
-	for _, g := range rules.Spec.Ports[0].Endpoints {
-		for _, a := range g.Addresses {
-			out = append(out, string(g.State)+" "+a)
+	for _, g := range rules.Spec.EndpointsOf(&rules.Spec.Ports[0]) {
+		for a := range g.All() {
+			out = append(out, string(g.Effective())+" "+a)
 		}
 	}
 	return out

@@ -19,7 +19,7 @@ var _ = Describe("RolloutReconciler", func() {
 		createPool(ctx, "core", "core-1")
 		Eventually(nodeRules(ctx, "edge-1")).Should(SatisfyAll(
 			HaveField("Spec.Settings.Mode", HaveValue(Equal(v1alpha1.ModeIPVS))), HaveField("Spec.Policies", Equal([]string{"edge"})),
-			HaveField("Annotations", SatisfyAll(HaveKey(v1alpha1.AnnotationRollout), HaveKeyWithValue(v1alpha1.AnnotationIgnoreUpdates, "true")))))
+			HaveField("Annotations", HaveKey(v1alpha1.AnnotationRollout))))
 		Eventually(nodeRules(ctx, "core-1")).Should(SatisfyAll(
 			HaveField("Spec.Settings.Mode", HaveValue(Equal(v1alpha1.ModeIPTables))), HaveField("Spec.Policies", BeEmpty())))
 	})

@@ -54,14 +54,11 @@ var _ = Describe("ServiceReconciler", func() {
 		svc := createService(ctx, ns, "cart")
 		Eventually(rulesOf(ctx, ns, "cart")).Should(PointTo(MatchFields(IgnoreExtras, Fields{
 			"Spec": MatchFields(IgnoreExtras, Fields{
-				"FormatVersion": BeEquivalentTo(1),
+				"FormatVersion": BeEquivalentTo(v1alpha1.FormatVersion),
 				"ClusterIPs":    Equal([]string{svc.Spec.ClusterIP}),
 				"PortSummary":   Equal("80/TCP"),
 				"Released":      BeFalse(),
 			}),
-			"ObjectMeta": MatchFields(IgnoreExtras, Fields{"Labels": Equal(map[string]string{
-				v1alpha1.LabelServiceNamespace: ns, v1alpha1.LabelServiceName: "cart",
-			})}),
 		})))
 
 		By("merging a controller's slice and a user's, with several states")
@@ -81,6 +78,9 @@ var _ = Describe("ServiceReconciler", func() {
 			"ExternalIPs": Equal([]string{"198.51.100.7"}),
 			"PortSummary": Equal(fmt.Sprintf("80:%d/TCP", svc.Spec.Ports[0].NodePort)),
 		})))
+		written, err := rulesOf(ctx, ns, "cart")()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(writtenOf(ctx, written).Managers).To(BeEmpty(), "each node would receive managedFields")
 
 		By("deleting with the Service")
 		Expect(k8s.Delete(ctx, svc)).To(Succeed())
@@ -155,7 +155,7 @@ var _ = Describe("ServiceReconciler", func() {
 		Eventually(func(g Gomega) {
 			rules, err = rulesOf(ctx, ns, "cart")()
 			g.Expect(err).NotTo(HaveOccurred())
-			rules.Labels = map[string]string{v1alpha1.LabelServiceName: "wrong", "mine": "stays"}
+			rules.Labels = map[string]string{"mine": "stays"}
 			rules.Spec.ClusterIPs = []string{"192.0.2.66"}
 			rules.Spec.Policies = []string{"none"}
 			rules.Spec.Ports = nil
@@ -163,10 +163,8 @@ var _ = Describe("ServiceReconciler", func() {
 			g.Expect(k8s.Update(ctx, rules)).To(Succeed())
 		}).Should(Succeed())
 		Eventually(rulesOf(ctx, ns, "cart")).Should(PointTo(MatchFields(IgnoreExtras, Fields{
-			"Spec": Equal(want),
-			"ObjectMeta": MatchFields(IgnoreExtras, Fields{"Labels": Equal(map[string]string{
-				v1alpha1.LabelServiceNamespace: ns, v1alpha1.LabelServiceName: "cart", "mine": "stays",
-			})}),
+			"Spec":       Equal(want),
+			"ObjectMeta": MatchFields(IgnoreExtras, Fields{"Labels": Equal(map[string]string{"mine": "stays"})}),
 		})))
 	})
 
@@ -191,7 +189,7 @@ var _ = Describe("ServiceReconciler", func() {
 		second.looks(ctx, "service")
 		rules, err := rulesOf(ctx, "default", "kubernetes")()
 		Expect(err).NotTo(HaveOccurred())
-		edit(ctx, rules, func() { rules.Labels["mine"] = "last" }) // what the watch brings last
+		edit(ctx, rules, func() { rules.Labels = map[string]string{"mine": "last"} }) // what the watch brings last
 		Eventually(saw).Should(ContainElement("MODIFIED default.kubernetes released=false"))
 		Expect(saw()).To(ConsistOf(append(created, "MODIFIED default.kubernetes released=false")))
 		Eventually(summary(ctx)).Should(HaveField("Inventory.Services", BeEquivalentTo(6)))

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 )
 
 // createNodePorts creates Services of type NodePort, and waits until all have rules and
@@ -36,11 +37,12 @@ func createNodePorts(ctx context.Context, namespace string, count int) {
 func shapedIn(ctx context.Context, namespace, policy string) func() ([]string, error) {
 	return func() ([]string, error) {
 		var list v1alpha1.ServiceProxyRulesList
-		err := k8s.List(ctx, &list, client.MatchingLabels{v1alpha1.LabelServiceNamespace: namespace})
+		err := k8s.List(ctx, &list)
 		var out []string
 		for i := range list.Items {
-			if policy == "" || slices.Contains(list.Items[i].Spec.Policies, policy) {
-				out = append(out, list.Items[i].Labels[v1alpha1.LabelServiceName])
+			of := objects.ServiceOfRules(&list.Items[i])
+			if of.Namespace == namespace && (policy == "" || slices.Contains(list.Items[i].Spec.Policies, policy)) {
+				out = append(out, of.Name)
 			}
 		}
 		return out, err
@@ -78,7 +80,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 		switchOn(ctx)
 		startController()
 		createNodePorts(ctx, ns, count)
-		w, err := k8s.Watch(ctx, &v1alpha1.ServiceProxyRulesList{}, client.MatchingLabels{v1alpha1.LabelServiceNamespace: ns})
+		w, err := k8s.Watch(ctx, &v1alpha1.ServiceProxyRulesList{})
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(w.Stop)
 		start := testClock.Now()
@@ -90,7 +92,7 @@ var _ = Describe("A change of a ServiceProxyPolicy", func() {
 			select {
 			case e := <-w.ResultChan():
 				rules, ok := e.Object.(*v1alpha1.ServiceProxyRules)
-				if !ok || e.Type != watch.Modified || len(rules.Spec.Policies) == 0 {
+				if !ok || e.Type != watch.Modified || len(rules.Spec.Policies) == 0 || objects.ServiceOfRules(rules).Namespace != ns {
 					continue
 				}
 				arrived++

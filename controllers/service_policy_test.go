@@ -189,7 +189,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 
 		By("deleting it")
 		Expect(k8s.Delete(ctx, p)).To(Succeed())
-		Eventually(rulesOf(ctx, ns, "cart")).Should(And(haveShape("[]: open"), HaveField("Spec.InternalTrafficPolicy", v1alpha1.TrafficPolicyCluster),
+		Eventually(rulesOf(ctx, ns, "cart")).Should(And(haveShape("[]: open"), HaveField("Spec.InternalTrafficPolicy", BeEmpty()),
 			HaveField("Annotations", Not(HaveKey(v1alpha1.AnnotationOverrides)))))
 		Eventually(func() float64 { return c.metric("nodeproxy_controller_service_policy_services") }).Should(BeZero())
 	})
@@ -236,7 +236,7 @@ var _ = Describe("ServiceProxyPolicy", func() {
 			s.Overrides.ExternalTrafficPolicy = new(v1alpha1.TrafficPolicyLocal)
 		})
 		Eventually(rulesOf(ctx, ns, "a")).Should(And(haveShape("[strong weak]: open"), HaveField("Spec.ExternalTrafficPolicy", v1alpha1.TrafficPolicyLocal)))
-		Eventually(rulesOf(ctx, ns, "lb")).Should(And(haveShape("[strong weak]: open"), HaveField("Spec.ExternalTrafficPolicy", v1alpha1.TrafficPolicyCluster)))
+		Eventually(rulesOf(ctx, ns, "lb")).Should(And(haveShape("[strong weak]: open"), HaveField("Spec.ExternalTrafficPolicy", BeEmpty())))
 		Eventually(servicePolicy(ctx, "weak")).Should(And(
 			haveCondition("Ready", "True Applied"), haveCounted("3 3 1"),
 			haveCondition("Overridden", "True Overridden"),

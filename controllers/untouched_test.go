@@ -3,7 +3,6 @@ package controllers_test
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -111,13 +110,10 @@ var _ = Describe("what users write", func() {
 			rendered := writtenOf(ctx, object)
 			Expect(rendered.Owners).To(BeEmpty(), "%T", object)
 			Expect(rendered.Finalizers).To(BeEmpty(), "%T", object)
-			Expect(rendered.Annotations).To(HaveKeyWithValue(v1alpha1.AnnotationIgnoreUpdates, "true"))
 			for key := range rendered.Annotations {
-				Expect(key == v1alpha1.AnnotationIgnoreUpdates || strings.HasPrefix(key, "nodeproxy.io/")).To(BeTrue(), "%T: %s", object, key)
-			}
-			for key := range rendered.Labels {
 				Expect(key).To(HavePrefix("nodeproxy.io/"), "%T", object)
 			}
+			Expect(rendered.Labels).To(BeEmpty(), "%T", object)
 		}
 	})
 })

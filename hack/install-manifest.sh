@@ -5,7 +5,8 @@
 #   IMAGE_REGISTRY   the prefix of their names, such as registry.example.com/infra
 #   API_SERVERS      URLs of the API servers, separated by spaces, for a cluster without a
 #                    proxy; if empty, the manifest names none
-#   COMPONENTS       directories of config to add: prometheus, single-node
+#   COMPONENTS       directories of config to add: grafana, prometheus, prometheus-mixin,
+#                    single-node
 #   MANIFEST_OUTPUT  another output file
 set -euo pipefail
 cd "$(dirname "$0")/.."

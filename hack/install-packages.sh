@@ -27,7 +27,10 @@ while read -r program package; do
 		packages+=("$package")
 	fi
 done <<-END
+	bc bc
+	bison bison
 	conntrack conntrack
+	flex flex
 	gcc gcc
 	ip iproute2
 	ipset ipset
@@ -37,15 +40,18 @@ done <<-END
 	mmdebstrap mmdebstrap
 	modprobe kmod
 	nft nftables
+	xz xz-utils
 END
 
-# promtool is extracted from its package, because installing the package would start a
-# Prometheus server.
+# These two are extracted from their package, because installing it would start a Prometheus
+# server for the whole machine.
 unpack=()
-if [[ $# -eq 0 ]] && ! command -v promtool >/dev/null; then
-	missing+=(promtool)
-	unpack=(prometheus)
-fi
+for program in promtool prometheus; do
+	if [[ $# -eq 0 ]] && ! command -v "$program" >/dev/null; then
+		missing+=("$program")
+		unpack=(prometheus)
+	fi
+done
 
 # Likewise these three, whose packages would start a containerd for the whole machine. Their
 # files go to a separate directory.
@@ -85,8 +91,8 @@ install_all() {
 		(cd "$temp" && apt-get -o APT::Sandbox::User=root download "${unpack[@]}") || return
 	fi
 	if [[ " ${unpack[*]} " == *" prometheus "* ]]; then
-		dpkg-deb --fsys-tarfile "$temp"/prometheus_*.deb | tar --extract --directory "$temp" ./usr/bin/promtool || return
-		install --mode 0755 "$temp/usr/bin/promtool" /usr/local/bin/promtool || return
+		dpkg-deb --fsys-tarfile "$temp"/prometheus_*.deb | tar --extract --directory "$temp" ./usr/bin/promtool ./usr/bin/prometheus || return
+		install --mode 0755 "$temp/usr/bin/promtool" "$temp/usr/bin/prometheus" /usr/local/bin || return
 	fi
 	for package in "${containers_in[@]}"; do
 		dpkg-deb --extract "$temp/$package"_*.deb "$containers" || return

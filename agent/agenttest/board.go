@@ -15,8 +15,8 @@ type Board struct {
 	Err    error
 }
 
-// Apply stores a status, or returns the error that is set.
-func (b *Board) Apply(_ context.Context, _ string, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
+// Write stores a status, or returns the error that is set.
+func (b *Board) Write(_ context.Context, _ *v1alpha1.NodeProxyRules, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
 	b.Tries++
 	if b.Err != nil {
 		return nil, b.Err

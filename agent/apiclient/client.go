@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 
+	jsonpatch "github.com/evanphx/json-patch/v5"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -15,7 +17,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
-// fieldOwner is the field manager of the agent's server-side apply.
+// fieldOwner is the field manager of what the agent writes.
 const fieldOwner = "nodeproxy-agent"
 
 // Client reads and writes the kinds of nodeproxy.io. It knows no other kinds: a full client set
@@ -42,51 +44,65 @@ func New(config *rest.Config) (*Client, error) {
 	return &Client{rest: client, params: runtime.NewParameterCodec(scheme)}, nil
 }
 
-// ApplyStatus writes the status of a NodeProxyRules by server-side apply.
-func (c *Client) ApplyStatus(ctx context.Context, name string, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
-	patch := struct {
-		metav1.TypeMeta `json:",inline"`
-		Metadata        map[string]string              `json:"metadata"`
-		Status          *v1alpha1.NodeProxyRulesStatus `json:"status"`
-	}{
-		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeProxyRules"},
-		Metadata: map[string]string{"name": name},
-		Status:   status,
-	}
-	body, err := json.Marshal(patch)
-	if err != nil {
-		return nil, fmt.Errorf("encoding the status: %w", err)
-	}
-	stored := &v1alpha1.NodeProxyRules{}
-	err = c.rest.Patch(types.ApplyYAMLPatchType).Resource("nodeproxyrules").Name(name).SubResource("status").
-		VersionedParams(&metav1.PatchOptions{FieldManager: fieldOwner, Force: new(true)}, c.params).
-		Body(body).Do(ctx).Into(stored)
-	if err != nil {
-		return nil, fmt.Errorf("applying the status of NodeProxyRules %q: %w", name, err)
-	}
-	rest := stored.Status.DeepCopy()
-	rest.Conditions = status.Conditions // those of other types stay
-	if !equality.Semantic.DeepEqual(rest, status) {
-		// Server-side apply leaves fields of other owners that the agent never sends.
-		if stored, err = c.replaceStatus(ctx, stored, status); err != nil {
+// WriteStatus writes the status of stored, the newest known version of a NodeProxyRules, and returns
+// what is stored then. It sends a merge patch of what differs, so that the API server need not merge
+// field by field nor store who owns which. Conditions of other types stay; all else that other programs
+// have written is replaced.
+func (c *Client) WriteStatus(ctx context.Context, stored *v1alpha1.NodeProxyRules, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
+	// What another program has written meanwhile shows in the answer.
+	const attempts = 2
+	for range attempts {
+		body, err := statusPatch(&stored.Status, status)
+		if err != nil {
 			return nil, err
 		}
+		answer := &v1alpha1.NodeProxyRules{}
+		err = c.rest.Patch(types.MergePatchType).Resource("nodeproxyrules").Name(stored.Name).SubResource("status").
+			VersionedParams(&metav1.PatchOptions{FieldManager: fieldOwner}, c.params).
+			Body(body).Do(ctx).Into(answer)
+		if err != nil {
+			return nil, fmt.Errorf("writing the status of NodeProxyRules %q: %w", stored.Name, err)
+		}
+		answer.ManagedFields = nil
+		stored = answer
+		if equality.Semantic.DeepEqual(&stored.Status, merged(&stored.Status, status)) {
+			break
+		}
 	}
-	stored.ManagedFields = nil
 	return stored, nil
 }
 
-// replaceStatus writes the whole status except conditions of other types.
-func (c *Client) replaceStatus(ctx context.Context, stored *v1alpha1.NodeProxyRules, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error) {
-	desired := stored.DeepCopy()
-	status.DeepCopyInto(&desired.Status)
-	desired.Status.Conditions = stored.Status.Conditions // with the applied ones
-	out := &v1alpha1.NodeProxyRules{}
-	err := c.rest.Put().Resource("nodeproxyrules").Name(stored.Name).SubResource("status").
-		VersionedParams(&metav1.UpdateOptions{FieldManager: fieldOwner}, c.params).
-		Body(desired).Do(ctx).Into(out)
-	if err != nil {
-		return nil, fmt.Errorf("replacing the status of NodeProxyRules %q, which other writers have changed: %w", stored.Name, err)
+// merged is a status with the stored conditions of other types.
+func merged(stored, status *v1alpha1.NodeProxyRulesStatus) *v1alpha1.NodeProxyRulesStatus {
+	out := status.DeepCopy()
+	out.Conditions = nil
+	for _, c := range stored.Conditions { // in their order, which is no difference
+		if its := meta.FindStatusCondition(status.Conditions, c.Type); its != nil {
+			c = *its
+		}
+		out.Conditions = append(out.Conditions, c)
 	}
-	return out, nil
+	for _, c := range status.Conditions {
+		if meta.FindStatusCondition(stored.Conditions, c.Type) == nil {
+			out.Conditions = append(out.Conditions, c)
+		}
+	}
+	return out
+}
+
+// statusPatch turns a stored status into a desired one. It also has the API server drop managedFields,
+// which every node would receive with each change of its rules.
+func statusPatch(stored, status *v1alpha1.NodeProxyRulesStatus) ([]byte, error) {
+	var texts [2][]byte
+	for i, one := range []*v1alpha1.NodeProxyRulesStatus{stored, merged(stored, status)} {
+		var err error
+		if texts[i], err = json.Marshal(map[string]any{"status": one}); err != nil {
+			return nil, fmt.Errorf("encoding the status: %w", err)
+		}
+	}
+	patch, err := jsonpatch.CreateMergePatch(texts[0], texts[1])
+	if err != nil {
+		return nil, fmt.Errorf("comparing the status with the stored one: %w", err)
+	}
+	return append([]byte(`{"metadata":{"managedFields":[{}]},`), patch[1:]...), nil
 }

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/pause"
@@ -73,7 +74,7 @@ type LeaseRenewer struct {
 
 // NewLeaseRenewer returns a LeaseRenewer that does nothing until it runs.
 func NewLeaseRenewer(o LeaseOptions) *LeaseRenewer {
-	return &LeaseRenewer{LeaseOptions: o, write: o.Client.applyLease, share: rand.Float64}
+	return &LeaseRenewer{LeaseOptions: o, write: o.Client.writeLease, share: rand.Float64}
 }
 
 // Run renews the Lease until ctx is done: at once, then after a random part of the pause, to spread
@@ -151,11 +152,12 @@ func leaseAdvice(err error, namespace string) string {
 	}
 }
 
-// applyLease writes the agent's Lease by server-side apply, which creates it if necessary. It uses
-// no types of its API group, which this client does not know.
-func (c *Client) applyLease(ctx context.Context, l lease) error {
+// writeLease writes the agent's Lease, and creates it if necessary. It uses no types of its API group,
+// which this client does not know. A merge patch takes the API server half the time of server-side
+// apply, and thousands of agents renew Leases.
+func (c *Client) writeLease(ctx context.Context, l lease) error {
 	name := v1alpha1.AgentLeaseName(l.node)
-	body, err := json.Marshal(map[string]any{
+	object := map[string]any{
 		"apiVersion": "coordination.k8s.io/v1",
 		"kind":       "Lease",
 		"metadata": map[string]any{
@@ -168,16 +170,21 @@ func (c *Client) applyLease(ctx context.Context, l lease) error {
 			"acquireTime":          metav1.NewMicroTime(l.started.UTC()), // shows whether a status is of this run
 			"renewTime":            metav1.NewMicroTime(l.renewed.UTC()),
 		},
-	})
-	if err != nil {
-		return fmt.Errorf("encoding the Lease: %w", err)
 	}
-	err = c.rest.Patch(types.ApplyYAMLPatchType).
-		AbsPath("apis", "coordination.k8s.io", "v1", "namespaces", l.namespace, "leases", name).
-		Param("fieldManager", fieldOwner).Param("force", "true").
-		Body(body).Do(ctx).Error()
+	send := func(request *rest.Request, further ...string) error {
+		body, err := json.Marshal(object)
+		if err != nil {
+			return fmt.Errorf("encoding the Lease: %w", err)
+		}
+		path := append([]string{"apis", "coordination.k8s.io", "v1", "namespaces", l.namespace, "leases"}, further...)
+		return request.AbsPath(path...).Param("fieldManager", fieldOwner).Body(body).Do(ctx).Error()
+	}
+	err := send(c.rest.Patch(types.MergePatchType), name)
+	if apierrors.IsNotFound(err) {
+		err = send(c.rest.Post().SetHeader("Content-Type", "application/json"))
+	}
 	if err != nil {
-		return fmt.Errorf("applying the Lease %s/%s: %w", l.namespace, name, err)
+		return fmt.Errorf("writing the Lease %s/%s: %w", l.namespace, name, err)
 	}
 	return nil
 }

@@ -91,7 +91,7 @@ var _ = Describe("an agent", func() {
 		Expect(s.Agent.Version).To(Equal("v0.1.0"))
 		Expect(s.Agent.Kernel).To(Equal("6.18.0"))
 		Expect(s.Agent.IPTables).To(Equal("1.8.9 (nf_tables)"))
-		Expect(s.Agent.FormatVersions).To(Equal([]int32{1}))
+		Expect(s.Agent.FormatVersions).To(Equal(v1alpha1.FormatVersions()))
 		Expect(s.Conntrack).To(BeNil())
 
 		By("following a change of local endpoints within seconds")
@@ -291,7 +291,7 @@ var _ = Describe("an agent", func() {
 	},
 		Entry("a mode that the node cannot run", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }, "Unsupported", "modprobe ip_vs"),
 		Entry("invalid settings", func(s *v1alpha1.NodeProxyRulesSpec) { s.Settings.Masquerade.Bit = new(int32(32)) }, "Invalid", "spec.settings.masquerade.bit"),
-		Entry("an unknown format", func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 2 }, "UnknownFormat", "spec.formatVersion 2"),
+		Entry("an unknown format", func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 3 }, "UnknownFormat", "spec.formatVersion 3"),
 	)
 
 	It("changes the mode, and falls back to another one where it may", func(ctx SpecContext) {

@@ -16,6 +16,7 @@ var _ = Describe("an agent that is older than the controller", func() {
 			Expect(api.Update(ctx, s)).To(Succeed())
 		}
 		old, both := newNode(), newNode()
+		old.formats = []int32{1}
 		both.formats = []int32{2, 1}
 		for _, n := range []*node{old, both} {
 			n.createRules(ctx, nil)

@@ -1,8 +1,10 @@
 package checkpoint
 
 import (
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -80,23 +82,37 @@ func withoutLocalEndpoints(object *v1alpha1.ServiceProxyRules, localEndpoints []
 	if len(localEndpoints) == 0 {
 		return object
 	}
+	type localEndpoint struct{ port, at string }
+	local := sets.Set[localEndpoint]{}
+	for _, m := range localEndpoints {
+		for _, at := range m.Endpoints {
+			local.Insert(localEndpoint{m.Name + "/" + string(m.Protocol), canonical(at)})
+		}
+	}
+	without := func(groups []v1alpha1.EndpointGroup, isLocal func(g *v1alpha1.EndpointGroup, address string) bool) []v1alpha1.EndpointGroup {
+		for i := range groups {
+			g := &groups[i]
+			g.Addresses = slices.DeleteFunc(g.Addresses, func(a string) bool { return isLocal(g, a) })
+		}
+		return slices.DeleteFunc(groups, func(g v1alpha1.EndpointGroup) bool { return len(g.Addresses) == 0 })
+	}
 	out := object.DeepCopy()
-	for i := range out.Spec.Ports {
-		port := &out.Spec.Ports[i]
-		local := sets.Set[string]{}
-		for _, m := range localEndpoints {
-			if m.Name == port.Name && m.Protocol == port.Protocol {
-				for _, endpoint := range m.Endpoints {
-					local.Insert(canonical(endpoint))
-				}
+	spec := &out.Spec
+	protocols := map[string]v1alpha1.Protocol{}
+	for i := range spec.Ports {
+		port := &spec.Ports[i]
+		name := port.Name + "/" + string(port.Protocol)
+		protocols[port.Name] = port.Protocol
+		port.Endpoints = without(port.Endpoints, func(_ *v1alpha1.EndpointGroup, a string) bool { return local.Has(localEndpoint{name, canonical(a)}) })
+	}
+	spec.Endpoints = without(spec.Endpoints, func(g *v1alpha1.EndpointGroup, a string) bool {
+		for name, target := range g.TargetPorts { // a pod has all its ports on its node
+			if local.Has(localEndpoint{name + "/" + string(protocols[name]), canonical(net.JoinHostPort(a, strconv.Itoa(int(target))))}) {
+				return true
 			}
 		}
-		for j := range port.Endpoints {
-			group := &port.Endpoints[j]
-			group.Addresses = slices.DeleteFunc(group.Addresses, func(endpoint string) bool { return local.Has(canonical(endpoint)) })
-		}
-		port.Endpoints = slices.DeleteFunc(port.Endpoints, func(g v1alpha1.EndpointGroup) bool { return len(g.Addresses) == 0 })
-	}
+		return false
+	})
 	return out
 }
 

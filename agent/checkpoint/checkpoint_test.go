@@ -42,7 +42,7 @@ func sample(services, endpoints int) *Set {
 		s.Services = append(s.Services, &v1alpha1.ServiceProxyRules{
 			ObjectMeta: metav1.ObjectMeta{Name: "shop." + name, UID: types.UID(fmt.Sprintf("0b5ed7a2-0000-4000-8000-%012d", i)), ResourceVersion: fmt.Sprint(100 + i)},
 			Spec: v1alpha1.ServiceProxyRulesSpec{FormatVersion: 1, ServiceCreated: metav1.NewTime(epoch.Add(-time.Hour)),
-				ClusterIPs: []string{fmt.Sprintf("10.96.%d.%d", i>>8, i&255)}, ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255),
+				ClusterIPs:  []string{fmt.Sprintf("10.96.%d.%d", i>>8, i&255)},
 				PortSummary: "80/TCP", EndpointCount: int32(endpoints),
 				Ports: []v1alpha1.ServicePort{{Name: "http", Protocol: v1alpha1.ProtocolTCP, Port: 80, Endpoints: []v1alpha1.EndpointGroup{group}}}},
 		})
@@ -63,6 +63,11 @@ func TestWithoutLocalEndpoints(t *testing.T) {
 	service := func(name string, ports ...v1alpha1.ServicePort) *v1alpha1.ServiceProxyRules {
 		return &v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.ServiceProxyRulesSpec{Ports: ports}}
 	}
+	format2 := func(name string, targets map[string]int32, addresses ...string) *v1alpha1.ServiceProxyRules {
+		object := service(name, port("http"), port("other"))
+		object.Spec.Endpoints = []v1alpha1.EndpointGroup{{TargetPorts: targets, Addresses: addresses}}
+		return object
+	}
 	localEndpoints := func(name, port string, protocol v1alpha1.Protocol, endpoints ...string) v1alpha1.ServiceLocalEndpoints {
 		return v1alpha1.ServiceLocalEndpoints{Namespace: "shop", Name: name, Ports: []v1alpha1.PortLocalEndpoints{{Name: port, Protocol: protocol, Endpoints: endpoints}}}
 	}
@@ -70,12 +75,14 @@ func TestWithoutLocalEndpoints(t *testing.T) {
 		service("shop.a", port("http", group("10.1.0.1:80", "10.2.0.1:80", "[fd00::1]:80"), group("10.1.0.2:80")), port("other", group("10.1.0.1:80"))),
 		service("shop.b", port("http", group("10.1.0.1:80"))),
 		service("shop.c", port("http", group("10.1.0.3:80"))),
+		format2("shop.d", map[string]int32{"http": 80, "other": 81}, "10.1.0.4", "10.1.0.5", "fd00::4"),
 	}}
 	s.Rules.Spec.LocalEndpoints = []v1alpha1.ServiceLocalEndpoints{
 		localEndpoints("a", "http", v1alpha1.ProtocolTCP, "10.1.0.1:80", "[fd00:0::1]:80", "nonsense"),
 		localEndpoints("a", "http", v1alpha1.ProtocolTCP, "10.1.0.2:80"), // named twice by hand
 		localEndpoints("a", "other", v1alpha1.ProtocolUDP, "10.1.0.1:80"),
 		localEndpoints("c", "http", v1alpha1.ProtocolTCP, "10.1.0.3:80"),
+		localEndpoints("d", "other", v1alpha1.ProtocolTCP, "10.1.0.4:81", "10.1.0.5:80", "[fd00::4]:81"),
 	}
 	before := s.Rules.DeepCopy()
 	got := s.WithoutLocalEndpoints()
@@ -83,6 +90,7 @@ func TestWithoutLocalEndpoints(t *testing.T) {
 		service("shop.a", port("http", group("10.2.0.1:80")), port("other", group("10.1.0.1:80"))),
 		service("shop.b", port("http", group("10.1.0.1:80"))), // another Service's local endpoints are not its own
 		service("shop.c", v1alpha1.ServicePort{Name: "http", Protocol: v1alpha1.ProtocolTCP, Port: 80, Endpoints: []v1alpha1.EndpointGroup{}}),
+		format2("shop.d", map[string]int32{"http": 80, "other": 81}, "10.1.0.5"),
 	}
 	if diff := cmp.Diff(want, got.Services); diff != "" {
 		t.Errorf("Services (-want +got):\n%s", diff)

@@ -57,14 +57,14 @@ func Service(in Input) (*dataplane.Service, []string) {
 	if p := svc.HealthCheckNodePort; p != 0 && in.Lost != nil && in.Lost(nodePortClaim(p, v1alpha1.ProtocolTCP, in.Family)) {
 		svc.HealthCheckNodePort = 0
 	}
-	local := byPort(in.LocalEndpoints)
+	local, endpoints := byPort(in.LocalEndpoints), in.Rules.EndpointsByPort()
 	for _, p := range r.ports(in.Rules) {
 		port := p.Port
 		if in.Lost != nil {
 			loseClaims(svc, &port, in.Family, in.Lost)
 		}
 		port.LocalEndpoints = r.localEndpoints(local[portName{port.Name, port.Protocol}])
-		r.selectEndpoints(svc, &port, p.source, in.Node)
+		r.selectEndpoints(svc, &port, endpoints[p.position], in.Node)
 		svc.Ports = append(svc.Ports, port)
 	}
 	svc.LocalReady = len(r.localReady)

@@ -73,6 +73,35 @@ func localEndpointsOf(addresses string) []v1alpha1.PortLocalEndpoints {
 	return []v1alpha1.PortLocalEndpoints{m}
 }
 
+// inFormat2 returns the same rules as the controller writes them now: with endpoints beside the ports,
+// and without defaults.
+func inFormat2(rules *v1alpha1.ServiceProxyRulesSpec) *v1alpha1.ServiceProxyRulesSpec {
+	out := rules.DeepCopy()
+	out.FormatVersion = 2
+	for i := range out.Ports {
+		for _, g := range out.Ports[i].Endpoints {
+			for _, a := range g.Addresses {
+				at := netip.MustParseAddrPort(a)
+				group := v1alpha1.EndpointGroup{
+					TargetPorts: map[string]int32{out.Ports[i].Name: int32(at.Port())}, State: g.State, Zones: g.Zones, Nodes: g.Nodes,
+					Addresses: []string{at.Addr().String()},
+				}
+				if group.State == ready {
+					group.State = ""
+				}
+				out.Endpoints = append(out.Endpoints, group)
+			}
+		}
+		out.Ports[i].Endpoints = nil
+	}
+	for _, policy := range []*v1alpha1.TrafficPolicy{&out.ExternalTrafficPolicy, &out.InternalTrafficPolicy} {
+		if *policy == v1alpha1.TrafficPolicyCluster {
+			*policy = ""
+		}
+	}
+	return out
+}
+
 func TestEndpointSelection(t *testing.T) {
 	const cluster, local = v1alpha1.TrafficPolicyCluster, v1alpha1.TrafficPolicyLocal
 	type groups = []v1alpha1.EndpointGroup
@@ -161,13 +190,18 @@ func TestEndpointSelection(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			svc, problems := Service(Input{
+			in := Input{
 				Name:           dataplane.ServiceName{Namespace: "ns", Name: "svc"},
 				Rules:          rulesOf(tt.external, tt.internal, tt.nodePort, tt.groups...),
 				LocalEndpoints: localEndpointsOf(tt.localEndpoints), Node: tt.node, Family: dataplane.IPv4,
-			})
+			}
+			svc, problems := Service(in)
 			if len(problems) > 0 {
 				t.Errorf("unexpected problems: %v", problems)
+			}
+			in.Rules = inFormat2(in.Rules)
+			if other, problems := Service(in); len(problems) > 0 || !Equal(svc, other) {
+				t.Errorf("in format 2: problems %v, %s", problems, cmp.Diff(fmt.Sprint(svc), fmt.Sprint(other)))
 			}
 			p := svc.Ports[0]
 			if got := short(p.Cluster); got != tt.wantCluster {
@@ -372,7 +406,7 @@ func TestOrderOfInputDoesNotMatter(t *testing.T) {
 // must be usable as it is and stand in the input, and the order of endpoints there
 // must not matter.
 func FuzzService(f *testing.F) {
-	for _, rules := range []*v1alpha1.ServiceProxyRulesSpec{dualStack(), rulesOf("Local", "Local", 3001, groupOf(ready, "a node-1", ".1"), groupOf(terminating, "", ".2"))} {
+	for _, rules := range []*v1alpha1.ServiceProxyRulesSpec{dualStack(), inFormat2(dualStack()), rulesOf("Local", "Local", 3001, groupOf(ready, "a node-1", ".1"), groupOf(terminating, "", ".2"))} {
 		text, err := json.Marshal(rules)
 		if err != nil {
 			f.Fatal(err)
@@ -387,6 +421,10 @@ func FuzzService(f *testing.F) {
 		localEndpoints := []v1alpha1.PortLocalEndpoints{{Name: "http", Protocol: "TCP", Endpoints: []string{endpoint}}}
 		given := endpointsIn(rules, endpoint)
 		reversed := rules.DeepCopy()
+		slices.Reverse(reversed.Endpoints)
+		for _, g := range reversed.Endpoints {
+			slices.Reverse(g.Addresses)
+		}
 		for i := range reversed.Ports {
 			slices.Reverse(reversed.Ports[i].Endpoints)
 			for _, g := range reversed.Ports[i].Endpoints {
@@ -427,9 +465,9 @@ func FuzzService(f *testing.F) {
 // endpointsIn reads all endpoints that an input names.
 func endpointsIn(rules *v1alpha1.ServiceProxyRulesSpec, endpoint string) map[netip.AddrPort]bool {
 	texts := []string{endpoint}
-	for _, p := range rules.Ports {
-		for _, g := range p.Endpoints {
-			texts = append(texts, g.Addresses...)
+	for _, port := range rules.EndpointsByPort() {
+		for _, g := range port {
+			texts = append(texts, slices.Collect(g.All())...)
 		}
 	}
 	out := map[netip.AddrPort]bool{}

@@ -51,10 +51,10 @@ func usable(a netip.Addr) bool {
 	return a.IsValid() && a.Zone() == "" && !a.Is4In6() && !a.IsUnspecified() && !a.IsMulticast()
 }
 
-// sourcedPort is a port with its source.
+// sourcedPort is a port with its position in the source.
 type sourcedPort struct {
 	dataplane.Port
-	source *v1alpha1.ServicePort
+	position int
 }
 
 // ports reads names and numbers of the ports, without endpoints.
@@ -75,7 +75,7 @@ func (r *reader) ports(rules *v1alpha1.ServiceProxyRulesSpec) []sourcedPort {
 			r.report("%s: %s; the port is skipped", field, problem)
 			continue
 		}
-		ports = append(ports, sourcedPort{Port: port, source: source})
+		ports = append(ports, sourcedPort{Port: port, position: i})
 	}
 	return ports
 }
@@ -208,7 +208,7 @@ func toPort(n int32) (uint16, bool) {
 	return uint16(n), true
 }
 
-// group is an endpoint group with its usable endpoints of the family.
+// group is an endpoint group with its usable endpoints of the family for one port.
 type group struct {
 	source    *v1alpha1.EndpointGroup
 	endpoints []endpoint
@@ -216,8 +216,8 @@ type group struct {
 
 // selectEndpoints fills the port's lists: those for policy Cluster only if some traffic has it, and
 // likewise those for policy Local.
-func (r *reader) selectEndpoints(svc *dataplane.Service, port *dataplane.Port, source *v1alpha1.ServicePort, node Node) {
-	ready, terminating := r.groups(source)
+func (r *reader) selectEndpoints(svc *dataplane.Service, port *dataplane.Port, from []v1alpha1.PortEndpoints, node Node) {
+	ready, terminating := r.groups(from)
 	if svc.HealthCheckNodePort != 0 {
 		r.addReady(port.LocalEndpoints, ready)
 	}
@@ -260,28 +260,30 @@ func (r *reader) addReady(local []netip.AddrPort, ready []group) {
 	}
 }
 
-// groups splits the port's groups by state, without those that have nothing of this family.
-func (r *reader) groups(source *v1alpha1.ServicePort) (ready, terminating []group) {
-	for i := range source.Endpoints {
-		g := group{source: &source.Endpoints[i]}
-		for i, text := range g.source.Addresses {
+// groups splits the groups of a port by state, without those that have nothing of this family.
+func (r *reader) groups(from []v1alpha1.PortEndpoints) (ready, terminating []group) {
+	for _, its := range from {
+		g := group{source: its.EndpointGroup}
+		i := 0
+		for text := range its.All() {
 			if e, ok := r.endpoint(text); ok {
 				if g.endpoints == nil {
-					g.endpoints = make([]endpoint, 0, len(g.source.Addresses)-i)
+					g.endpoints = make([]endpoint, 0, len(its.Addresses)-i)
 				}
 				g.endpoints = append(g.endpoints, e)
 			}
+			i++
 		}
 		if len(g.endpoints) == 0 {
 			continue
 		}
-		switch g.source.State {
+		switch its.Effective() {
 		case v1alpha1.EndpointReady:
 			ready = append(ready, g)
 		case v1alpha1.EndpointTerminating:
 			terminating = append(terminating, g)
 		default:
-			r.report("endpoint state %q is neither Ready nor Terminating; %d endpoints skipped", g.source.State, len(g.endpoints))
+			r.report("endpoint state %q is neither Ready nor Terminating; %d endpoints skipped", its.State, len(g.endpoints))
 		}
 	}
 	return ready, terminating

@@ -22,7 +22,7 @@ func TestWholeRejects(t *testing.T) {
 	for want, edit := range map[string]func(*v1alpha1.NodeProxyRulesSpec){
 		"NodeProxyRules node-1: spec.formatVersion 0 is no format: the first is 1":                       func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 0 },
 		"NodeProxyRules node-1: spec.formatVersion -3 is no format":                                      func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = -3 },
-		"NodeProxyRules node-1: spec.formatVersion 99 is of a newer release (formats up to 1 are known)": func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 },
+		"NodeProxyRules node-1: spec.formatVersion 99 is of a newer release (formats up to 2 are known)": func(s *v1alpha1.NodeProxyRulesSpec) { s.FormatVersion = 99 },
 		"NodeProxyRules node-1: no agent applies such settings: spec.settings.mode": func(s *v1alpha1.NodeProxyRulesSpec) {
 			mode := v1alpha1.ProxyMode("Magic")
 			s.Settings.Mode = &mode

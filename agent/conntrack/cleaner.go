@@ -91,6 +91,14 @@ func New(options Options) *Cleaner {
 	}
 }
 
+// Applying records that r is about to be applied: until Committed, it is unknown what the kernel does with
+// flows of what r changes. It reads r only during the call, but retains Services.
+func (c *Cleaner) Applying(r *dataplane.Ruleset) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.begin(r)
+}
+
 // Committed records that r was applied with a result. Run soon removes flows that contradict it.
 // Call it only when the kernel has the rules: old rules would recreate a flow that is removed
 // earlier. It reads r only during the call, but retains Services.
@@ -103,10 +111,11 @@ func (c *Cleaner) Committed(r *dataplane.Ruleset, result dataplane.Result) {
 	}
 }
 
+// pending reports whether there is work that need not wait for Committed.
 func (c *Cleaner) pending() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.state.work.empty()
+	return !c.state.work.empty() && !c.state.busy()
 }
 
 // Run removes stale flows until ctx is done.
@@ -169,20 +178,33 @@ var errMayNot = errors.New("removing flows is no longer allowed")
 func (c *Cleaner) pass(ctx context.Context) Pass {
 	start := c.options.Clock.Now()
 	c.mu.Lock()
-	plan, work := c.state.take()
+	plan := c.state.take()
 	node := c.state.node
 	c.mu.Unlock()
 	out := Pass{Removed: map[Reason]int{}}
 	silent := sets.Set[Flow]{}
 	out.Err = c.compare(ctx, plan, &node, &out, silent)
 	c.silent = silent
-	if out.Err != nil || len(silent) > 0 {
-		c.mu.Lock()
-		c.state.putBack(work)
-		c.mu.Unlock()
+	c.mu.Lock()
+	if out.Err != nil || len(silent) > 0 || c.state.applies != plan.applies {
+		c.state.putBack(plan.work)
 	}
+	c.mu.Unlock()
 	out.Took = c.options.Clock.Since(start)
 	return out
+}
+
+// current returns the plan for the same work, newer if an Apply has begun meanwhile.
+func (c *Cleaner) current(p *plan) *plan {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state.applies == p.applies {
+		return p
+	}
+	next := c.state.planFor(p.work)
+	next.answers = p.answers
+	next.unknown = next.unknown || next.nodePorts && next.answers == nil // where they answer was not read
+	return next
 }
 
 // compare removes what contradicts the plan, and adds to silent what only the next pass can
@@ -210,6 +232,10 @@ func (c *Cleaner) compare(ctx context.Context, plan *plan, node *dataplane.Node,
 		}
 		out.Read++
 		reason := plan.judge(f)
+		if reason != "" { // it may be one to what the kernel has had for a moment only
+			plan = c.current(plan)
+			reason = plan.judge(f)
+		}
 		switch {
 		case reason == "":
 			return

@@ -194,6 +194,38 @@ func TestNothingBeforeACommit(t *testing.T) {
 	})
 }
 
+// While rules are applied the kernel may have them already, and clients new flows by them.
+func TestFlowsOfRulesThatAreBeingApplied(t *testing.T) {
+	for name, c := range map[string]struct {
+		applied string // the endpoints of the Apply during which flows are read
+		full    bool
+		want    []string
+	}{
+		"an endpoint that comes back": {a + " " + b, false, []string{toA, toB}},
+		"the same in full":            {a + " " + b, true, []string{toA, toB}},
+		"an endpoint that stays away": {a, false, []string{toA}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := newFakeTable(flow(clusterIP, a), flow(clusterIP, b))
+			running(t, table, func(cleaner *Cleaner, _ func() []Pass) {
+				cleaner.Committed(ruleset(true, list{serving(a + " " + b)}, "s"), dataplane.Result{})
+				after(time.Minute)
+				table.set(func() { table.took = 2 * time.Second })
+				cleaner.Committed(ruleset(false, list{serving(a)}, "s"), dataplane.Result{})
+				after(time.Second) // flows are being read
+				next := ruleset(c.full, list{serving(c.applied)}, "s")
+				cleaner.Applying(next)
+				after(time.Minute)
+				table.expect(t, toA, toB)
+				table.expectWalks(t, 2) // no other one before the Apply ends
+				cleaner.Committed(next, dataplane.Result{})
+				after(time.Minute)
+				table.expect(t, c.want...)
+			})
+		})
+	}
+}
+
 func TestOnlyChangesOfUDPLeadToAPass(t *testing.T) {
 	table := newFakeTable()
 	running(t, table, func(c *Cleaner, _ func() []Pass) {
@@ -486,7 +518,7 @@ func TestFilters(t *testing.T) {
 			s.commit(ruleset(true, tt.first), dataplane.Result{})
 			s.take()
 			s.commit(ruleset(false, tt.second, strings.Fields(tt.dirty)...), dataplane.Result{})
-			p, _ := s.take()
+			p := s.take()
 			slices.SortFunc(p.filters, func(a, b Filter) int { return strings.Compare(fmt.Sprint(b), fmt.Sprint(a)) })
 			slices.SortFunc(tt.want, func(a, b Filter) int { return strings.Compare(fmt.Sprint(b), fmt.Sprint(a)) })
 			if !slices.Equal(p.filters, tt.want) {
@@ -527,7 +559,8 @@ func TestWorkThatFailedWaitsAgain(t *testing.T) {
 	s := newState(v1alpha1.ProtocolUDP)
 	s.commit(ruleset(true, two), dataplane.Result{})
 	for range 2 {
-		p, w := s.take()
+		p := s.take()
+		w := p.work
 		if want := []Filter{{}}; !slices.Equal(p.filters, want) {
 			t.Errorf("all: filters %v, want %v", p.filters, want)
 		}
@@ -536,16 +569,17 @@ func TestWorkThatFailedWaitsAgain(t *testing.T) {
 	s.take()
 	s.commit(ruleset(false, list{serving(b), two[1]}, "s"), dataplane.Result{})
 	for range 2 {
-		p, w := s.take()
+		p := s.take()
+		w := p.work
 		if want := []Filter{{netip.MustParseAddr("172.30.0.41"), 80}}; !slices.Equal(p.filters, want) {
 			t.Errorf("one Service: filters %v, want %v", p.filters, want)
 		}
 		s.putBack(w)
 	}
-	_, w := s.take()
+	w := s.take().work
 	s.commit(ruleset(false, list{serving(b)}, "o"), dataplane.Result{})
 	s.putBack(w)
-	if p, _ := s.take(); len(p.filters) != 2 || len(p.former) != 1 {
+	if p := s.take(); len(p.filters) != 2 || len(p.former) != 1 {
 		t.Errorf("what came meanwhile and what failed: filters %v, former %v", p.filters, p.former)
 	}
 }

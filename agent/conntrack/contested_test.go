@@ -35,7 +35,7 @@ func TestContestedServices(t *testing.T) {
 				t.Helper()
 				r.Mode, result.OwnFlows = v1alpha1.ModeIPVS, true
 				s.commit(r, result)
-				p, _ := s.take()
+				p := s.take()
 				var err error
 				if p.answers, err = nodePortsAnswer(dataplane.IPv4, &r.Node, addressesOf[dataplane.IPv4]); err != nil {
 					t.Fatal(err)

@@ -51,7 +51,7 @@ func TestGrowthOfState(t *testing.T) {
 		s := newState(v1alpha1.ProtocolTCP)
 		s.program(g.before.Name, g.before, false)
 		s.program(g.after.Name, g.after, false)
-		p, _ := s.take()
+		p := s.take()
 		for _, f := range g.flows {
 			if why := p.judge(f); why != "" {
 				t.Fatalf("a flow to %s by %s: %s", f.Destination, f.ReplySource, why)

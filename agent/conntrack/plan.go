@@ -24,6 +24,11 @@ type plan struct {
 	protocol v1alpha1.Protocol
 	targets  map[Filter]*target
 	former   sets.Set[Filter] // no longer served
+	// unknown: it is unknown what the kernel does with any flow.
+	unknown bool
+	// applies is how many Applies had begun, work what the plan is for.
+	applies int
+	work    work
 	// nodePorts: there are any, so answers is needed.
 	nodePorts bool
 	// ownFlows: flows that are not translated by table nat are valid.
@@ -116,6 +121,9 @@ func (t *target) judge(f Flow, ownFlows bool) Reason {
 
 // judge returns why a flow is stale; empty: it is not.
 func (p *plan) judge(f Flow) Reason {
+	if p.unknown {
+		return ""
+	}
 	address := f.Destination.Addr()
 	full, nodePort := Filter{address, f.Destination.Port()}, Filter{Port: f.Destination.Port()}
 	if t := p.targets[full]; t != nil {

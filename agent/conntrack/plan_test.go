@@ -106,7 +106,7 @@ func planFor(family dataplane.Family, first, second list, rejected ...string) *p
 	}
 	r := ruleset(true, second)
 	s.commit(r, result)
-	p, _ := s.take()
+	p := s.take()
 	var err error
 	if p.answers, err = nodePortsAnswer(family, &r.Node, addressesOf[family]); err != nil {
 		panic(err)
@@ -221,7 +221,7 @@ func TestFlowsOfTheOtherMode(t *testing.T) {
 			}
 			r.Mode = tt.mode
 			s.commit(r, result)
-			p, _ := s.take()
+			p := s.take()
 			var err error
 			if p.answers, err = nodePortsAnswer(dataplane.IPv4, &r.Node, addressesOf[dataplane.IPv4]); err != nil {
 				t.Fatal(err)
@@ -267,7 +267,7 @@ func TestTCPFollowsTheRules(t *testing.T) {
 	state.take()
 	r := ruleset(false, list{s}, "s")
 	state.commit(r, dataplane.Result{})
-	p, _ := state.take()
+	p := state.take()
 	if len(p.filters) == 0 {
 		t.Fatal("nothing is compared, although an endpoint is gone")
 	}
@@ -353,14 +353,14 @@ func TestKeptServicesAreNotJudged(t *testing.T) {
 	r := ruleset(true, old)
 	r.Preserve = map[dataplane.ServiceName]struct{}{old[0].Name: {}}
 	s.commit(r, dataplane.Result{})
-	p, _ := s.take()
+	p := s.take()
 	for _, f := range []Flow{toToday, toOld} {
 		if reason := p.judge(f); reason != "" {
 			t.Errorf("%s is removed (%s)", f, reason)
 		}
 	}
 	s.commit(ruleset(true, today), dataplane.Result{})
-	p, _ = s.take()
+	p = s.take()
 	if got := p.judge(toToday); got != "" {
 		t.Errorf("%s is removed (%s)", toToday, got)
 	}
@@ -387,7 +387,7 @@ func TestFlowsToOtherNodes(t *testing.T) {
 		r := ruleset(true, list{svc})
 		r.Mode = tt.mode
 		s.commit(r, dataplane.Result{OwnFlows: tt.mode == v1alpha1.ModeIPVS})
-		p, _ := s.take()
+		p := s.take()
 		if got := p.judge(flow(tt.to, tt.to)); got != tt.want {
 			t.Errorf("mode %s, to %s: %q, want %q", tt.mode, tt.to, got, tt.want)
 		}
@@ -402,7 +402,7 @@ func TestServiceThatWasNeverProgrammed(t *testing.T) {
 	r := ruleset(true, list{svc})
 	r.Preserve = map[dataplane.ServiceName]struct{}{svc.Name: {}}
 	s.commit(r, dataplane.Result{OwnFlows: true})
-	p, _ := s.take()
+	p := s.take()
 	if got := p.judge(flow("172.30.0.41:80", "10.180.0.2:8080")); got != "" {
 		t.Errorf("a flow is judged %q by rules that are not known", got)
 	}

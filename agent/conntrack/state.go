@@ -24,6 +24,11 @@ type state struct {
 	// still serves its former flows.
 	ownFlows bool
 	work     work
+	// applying is what an Apply writes that has not ended, by the name of a Service; nil values remove
+	// it. The kernel may have it already, and clients flows to it. applyingAll: it may write anything.
+	applying    map[dataplane.ServiceName]*dataplane.Service
+	applyingAll bool
+	applies     int // that have begun
 }
 
 // programmed is what the kernel has of a Service. Either may be nil.
@@ -61,8 +66,24 @@ func newState(protocol v1alpha1.Protocol) *state {
 	return &state{protocol: protocol, services: map[dataplane.ServiceName]programmed{}, work: newWork()}
 }
 
+// begin records that an Apply begins.
+func (s *state) begin(r *dataplane.Ruleset) {
+	s.applies++
+	s.applyingAll = s.applyingAll || r.Full || r.Recheck || r.Repair
+	if s.applying == nil {
+		s.applying = map[dataplane.ServiceName]*dataplane.Service{}
+	}
+	for name := range r.Dirty {
+		s.applying[name] = r.Services[name]
+	}
+}
+
+// busy reports whether an Apply has begun that has not succeeded yet.
+func (s *state) busy() bool { return s.applyingAll || len(s.applying) > 0 }
+
 // commit records the result of an Apply.
 func (s *state) commit(r *dataplane.Ruleset, result dataplane.Result) {
+	s.applying, s.applyingAll = nil, false
 	full := r.Full || result.Kind == v1alpha1.SyncFull
 	s.work.all = s.work.all || full ||
 		r.Recheck || // node ports may answer elsewhere
@@ -161,18 +182,28 @@ func mayHarm(before, after *target) bool {
 	})
 }
 
-// take returns the plan for the pending work, and that work, which is no longer pending. The
-// plan lacks where NodePorts answer.
-func (s *state) take() (*plan, work) {
+// take returns the plan for the pending work, which is no longer pending. The plan lacks where
+// NodePorts answer.
+func (s *state) take() *plan {
 	w := s.work
 	s.work = newWork()
+	return s.planFor(w)
+}
+
+// planFor returns the plan for work.
+func (s *state) planFor(w work) *plan {
 	p := &plan{
 		protocol: s.protocol, targets: make(map[Filter]*target, len(s.services)), former: sets.Set[Filter]{},
 		ownFlows: s.ownFlows, own: s.node.Addresses, filters: s.filters(&w),
+		unknown: s.applyingAll, applies: s.applies, work: w,
 	}
-	for _, svc := range s.services {
-		p.add(svc.service, svc.rejected != nil)
+	for name, svc := range s.services {
+		_, applying := s.applying[name]
+		p.add(svc.service, svc.rejected != nil || applying)
 		p.add(svc.rejected, true)
+	}
+	for _, svc := range s.applying {
+		p.add(svc, true)
 	}
 	for at := range w.former {
 		if p.targets[at] == nil { // else the Service that serves it now decides
@@ -180,7 +211,7 @@ func (s *state) take() (*plan, work) {
 			p.nodePorts = p.nodePorts || !at.Address.IsValid()
 		}
 	}
-	return p, w
+	return p
 }
 
 // filters select the flows that the work concerns, or all.

@@ -21,8 +21,12 @@ type Fanout struct {
 }
 
 // NewFanout joins one data plane for each family.
-func NewFanout(byFamily map[Family]Dataplane) *Fanout {
-	return &Fanout{byFamily: byFamily}
+func NewFanout[D Dataplane](byFamily map[Family]D) *Fanout {
+	f := &Fanout{byFamily: map[Family]Dataplane{}}
+	for family, plane := range byFamily {
+		f.byFamily[family] = plane
+	}
+	return f
 }
 
 // Families returns the joined families, sorted.

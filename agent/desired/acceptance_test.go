@@ -17,9 +17,9 @@ func TestAccept(t *testing.T) {
 	}{
 		{"complete defaults", func(*spec) {}, "", ""},
 		{"nothing but a format: absent fields have defaults", func(s *spec) { s.Settings = v1alpha1.ProxySettings{} }, "", ""},
-		{"newer format", func(s *spec) { s.FormatVersion = 2 }, "UnknownFormat", "spec.formatVersion 2"},
+		{"newer format", func(s *spec) { s.FormatVersion = 3 }, "UnknownFormat", "spec.formatVersion 3"},
 		{"no format", func(s *spec) { s.FormatVersion = 0 }, "UnknownFormat", "spec.formatVersion 0"},
-		{"unknown format comes first", func(s *spec) { s.FormatVersion, s.Settings.Mode = 2, new(v1alpha1.ModeIPVS) }, "UnknownFormat", ""},
+		{"unknown format comes first", func(s *spec) { s.FormatVersion, s.Settings.Mode = 3, new(v1alpha1.ModeIPVS) }, "UnknownFormat", ""},
 		{"IPVS, which the node may be able to run", func(s *spec) { s.Settings.Mode = new(v1alpha1.ModeIPVS) }, "", ""},
 		{"Audit", func(s *spec) { s.Settings.Enforcement = new(v1alpha1.Audit) }, "", ""},
 		{"an invalid value", func(s *spec) { s.Settings.Masquerade.Bit = new(int32(-1)) }, "Invalid",

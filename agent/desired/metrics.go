@@ -1,6 +1,7 @@
 package desired
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -98,17 +99,21 @@ func triggerOf(object *v1alpha1.ServiceProxyRules) time.Time {
 }
 
 func sameEndpoints(a, b *v1alpha1.ServiceProxyRulesSpec) bool {
-	return slices.EqualFunc(a.Ports, b.Ports, func(x, y v1alpha1.ServicePort) bool {
-		return x.Name == y.Name && x.Protocol == y.Protocol &&
-			slices.EqualFunc(x.Endpoints, y.Endpoints, func(g, h v1alpha1.EndpointGroup) bool {
-				return g.State == h.State && slices.Equal(g.Zones, h.Zones) && slices.Equal(g.Nodes, h.Nodes) && slices.Equal(g.Addresses, h.Addresses)
-			})
+	return sameGroups(a.Endpoints, b.Endpoints) && slices.EqualFunc(a.Ports, b.Ports, func(x, y v1alpha1.ServicePort) bool {
+		return x.Name == y.Name && x.Protocol == y.Protocol && sameGroups(x.Endpoints, y.Endpoints)
+	})
+}
+
+func sameGroups(a, b []v1alpha1.EndpointGroup) bool {
+	return slices.EqualFunc(a, b, func(g, h v1alpha1.EndpointGroup) bool {
+		return g.State == h.State && maps.Equal(g.TargetPorts, h.TargetPorts) &&
+			slices.Equal(g.Zones, h.Zones) && slices.Equal(g.Nodes, h.Nodes) && slices.Equal(g.Addresses, h.Addresses)
 	})
 }
 
 func sameButEndpoints(a, b *v1alpha1.ServiceProxyRulesSpec) bool {
 	x, y := *a, *b // shallow: only fields of the copies are set
-	x.Ports, y.Ports, x.EndpointCount, y.EndpointCount = nil, nil, 0, 0
+	x.Ports, y.Ports, x.Endpoints, y.Endpoints, x.EndpointCount, y.EndpointCount = nil, nil, nil, nil, 0, 0
 	return equality.Semantic.DeepEqual(x, y) && slices.EqualFunc(a.Ports, b.Ports, func(p, q v1alpha1.ServicePort) bool {
 		return p.Name == q.Name && p.Protocol == q.Protocol && p.Port == q.Port && p.NodePort == q.NodePort
 	})

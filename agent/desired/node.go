@@ -11,7 +11,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/wording"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -42,7 +42,7 @@ func (o *ownObject) warnings() []string {
 		return nil
 	}
 	return []string{fmt.Sprintf("the local endpoints of %s, such as %q, exceed the limit of %d bytes for one or %d for all: the previous ones are used",
-		wording.Count(len(o.overLimit), "namespace"), o.overLimit[0], v1alpha1.MaxNamespaceLocalBytes, v1alpha1.MaxNodeLocalBytes)}
+		text.Count(len(o.overLimit), "namespace"), o.overLimit[0], v1alpha1.MaxNamespaceLocalBytes, v1alpha1.MaxNodeLocalBytes)}
 }
 
 // Settings are complete settings, with the values that the agent itself uses.

@@ -243,7 +243,7 @@ func TestChangesDuringAnApplyAreNotLost(t *testing.T) {
 }
 
 func TestUnknownFormat(t *testing.T) {
-	unknown := func(s *v1alpha1.ServiceProxyRulesSpec) { s.FormatVersion = 2 }
+	unknown := func(s *v1alpha1.ServiceProxyRulesSpec) { s.FormatVersion = 3 }
 	t.Run("of what policies shape", func(t *testing.T) {
 		r := running(t)
 		r.SetService(r.Service("a", 9, func(s *v1alpha1.ServiceProxyRulesSpec) { s.Policies = []string{"closed"} }))

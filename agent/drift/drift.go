@@ -13,6 +13,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -221,7 +222,7 @@ func (f *familyDrift) report(examples []string) {
 	}
 	f.example = ""
 	if len(examples) > 0 {
-		f.example = wording.Clip(wording.Clause(examples[0]), wording.MaxExample)
+		f.example = wording.Clip(text.Clause(examples[0]), wording.MaxExample)
 	}
 	f.summary = fmt.Sprintf("repaired at least %d times since %s", times, f.rowStart.UTC().Format(time.RFC3339))
 }

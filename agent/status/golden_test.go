@@ -39,6 +39,13 @@ var goldenStatuses = map[string]func(*desired.Snapshot, *Facts){
 		s.Applied.LastSync = nil
 		f.Drift = drift.Facts{}
 	},
+	"endpoint-fails": func(s *desired.Snapshot, f *Facts) {
+		s.Userspace = true
+		f.Userspace = &v1alpha1.UserspaceReport{Failing: 1, Endpoints: []v1alpha1.FailingEndpoint{{
+			Service: "shop/cart", Port: "80/TCP", Endpoint: "10.244.1.7:8080", Reason: v1alpha1.EndpointRejects,
+			Since: Seconds(agenttest.Epoch.Add(-time.Hour)), Failed: 3, Connections: 100,
+		}}}
+	},
 	"objects-retained": func(s *desired.Snapshot, _ *Facts) {
 		s.Retained = []dataplane.ServiceName{agenttest.Name("cart"), agenttest.Name("pay")}
 		s.RetainedSince, s.UnconfirmedSince = s.Now.Add(-time.Minute), s.Now.Add(-time.Minute)

@@ -57,7 +57,7 @@ func TestWhenStatisticsOfTrackingAreWritten(t *testing.T) {
 	s := programmed()
 	b := &agenttest.Board{Stored: s.Own}
 	clk := clocktesting.NewFakePassiveClock(s.Now)
-	w := &Writer{clock: clk, apply: b.Apply, log: logr.Discard(), started: s.Now, share: half}
+	w := &Writer{clock: clk, write: b.Write, log: logr.Discard(), started: s.Now, share: half}
 	now := v1alpha1.ConntrackReport{Entries: 100, Max: 1000, UsagePercent: 10, Buckets: 250}
 	step := func(what string, pass time.Duration, want bool, edit func(*v1alpha1.ConntrackReport)) {
 		t.Helper()

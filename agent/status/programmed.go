@@ -14,6 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -25,7 +26,7 @@ func ProgrammedCondition(s desired.Snapshot, f Facts) metav1.Condition {
 		return c
 	}
 	if all := slices.Concat(s.Warnings, f.Warnings, f.Leftovers, f.Tracking.Warnings); len(all) > 0 {
-		c.Message += v1alpha1.MessageRestrictions + wording.Clause(strings.Join(all, "; "))
+		c.Message += v1alpha1.MessageRestrictions + text.Clause(strings.Join(all, "; "))
 	}
 	if len(s.PendingCleanups) > 0 {
 		c.Message += "; " + strings.Join(s.PendingCleanups, "; ")
@@ -69,11 +70,15 @@ func programmedRow(s desired.Snapshot, f Facts) metav1.Condition {
 		return row(metav1.ConditionFalse, v1alpha1.ReasonPending, "Changes have been pending since "+since+". See the agent's log on this node.")
 	case len(s.Rejected) > 0:
 		return row(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected,
-			fmt.Sprintf("The kernel rejects the rules of %s and has those of all others; fix the cause in the Service or on the node: %s", wording.Count(len(s.Rejected), "Service"), rejectedText(&s)))
+			fmt.Sprintf("The kernel rejects the rules of %s and has those of all others; fix the cause in the Service or on the node: %s", text.Count(len(s.Rejected), "Service"), rejectedText(&s)))
 	case lasting(&s, s.RetainedSince) || lasting(&s, s.UnconfirmedSince):
 		return row(metav1.ConditionTrue, v1alpha1.ReasonRetained, retainedMessage(s))
 	default:
-		return row(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "The desired state is programmed")
+		message := "The desired state is programmed"
+		if s.ShownMode() == v1alpha1.ModeUserspace {
+			message += "; endpoints see this node's address as their client"
+		}
+		return row(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, message)
 	}
 }
 
@@ -151,7 +156,7 @@ func RestoredMessage(s *desired.Snapshot) string {
 		how = "the node has restarted since, so endpoints on this node are left out and health checks answer 503"
 	}
 	return fmt.Sprintf("%s could not be read from the API since the agent started (%s): until the API answers, the node uses the checkpoint on its disk, written %s: %s",
-		what, wording.Clip(wording.Clause(s.Restored.Why), wording.MaxExample), s.Restored.Written.UTC().Format(time.RFC3339), how)
+		what, wording.Clip(text.Clause(s.Restored.Why), wording.MaxExample), s.Restored.Written.UTC().Format(time.RFC3339), how)
 }
 
 // retainedMessage returns why rules are retained and what to do, in one sentence: restrictions may
@@ -192,7 +197,7 @@ func retainedMessage(s desired.Snapshot) string {
 
 // rejectedText names some of the rejected Services, human-readable.
 func rejectedText(s *desired.Snapshot) string {
-	return cmp.Or(wording.Clause(strings.Join(rejectedExamples(s), "; ")), "they were rejected together and are tried one by one")
+	return cmp.Or(text.Clause(strings.Join(rejectedExamples(s), "; ")), "they were rejected together and are tried one by one")
 }
 
 // rejectedExamples names some of the rejected Services. Those that policies shape come first,

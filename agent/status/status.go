@@ -48,6 +48,8 @@ type Facts struct {
 	Remaining string
 	Tracking  conntrack.TunerFacts
 	Drift     drift.Facts
+	// Userspace are failures of endpoints that the agent itself connects to; nil: none.
+	Userspace *v1alpha1.UserspaceReport
 	// Warnings are failures that do not concern rules.
 	Warnings  []string
 	Leftovers []string
@@ -67,6 +69,7 @@ func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.Node
 		Rejected:               &v1alpha1.RejectedServices{Count: int32(len(s.Rejected)), Examples: rejectedExamples(&s)},
 		LastSync:               s.Applied.LastSync,
 		Conntrack:              f.Tracking.Report,
+		Userspace:              f.Userspace,
 		Drift:                  &v1alpha1.DriftReport{Repairs: f.Drift.Repairs, Examples: wording.Examples(f.Drift.Examples)},
 		Agent: &v1alpha1.AgentReport{
 			Version: f.Version, StartTime: Seconds(f.Started), Kernel: f.Kernel, IPTables: f.Iptables,

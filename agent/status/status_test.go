@@ -47,7 +47,8 @@ func TestConditions(t *testing.T) {
 		programmed string
 		message    string // in that of Programmed
 	}{
-		{"all is well", func(*desired.Snapshot, *Facts) {}, "True Accepted", "True Programmed", "desired state is programmed"},
+		{"all is well", func(*desired.Snapshot, *Facts) {}, "True Accepted", "True Programmed", "desired state is programmed."},
+		{"mode Userspace", func(s *desired.Snapshot, _ *Facts) { s.Userspace = true }, "True Accepted", "True Programmed", "programmed; endpoints see this node's address as their client."},
 		{"another proxy", func(s *desired.Snapshot, f *Facts) { f.OtherProxy = "ipvs answers" }, "True Accepted", "False ConflictingProxy", "(ipvs answers): the agent writes nothing"},
 		{"another proxy that has just gone", func(s *desired.Snapshot, f *Facts) {
 			f.OtherProxy, f.OtherGone, f.OtherWait = "ipvs answers", ago(time.Second), 10*time.Second
@@ -288,7 +289,7 @@ func TestStatusCounts(t *testing.T) {
 		Difference: &v1alpha1.DifferenceReport{Count: 1, Examples: []string{"chain KUBE-SERVICES missing in nat"}},
 		Drift:      &v1alpha1.DriftReport{},
 		Agent: &v1alpha1.AgentReport{Version: "v0.1.0", StartTime: Seconds(agenttest.Epoch), Kernel: "6.18.0",
-			IPTables: "1.8.9 (nf_tables)", FormatVersions: []int32{1}},
+			IPTables: "1.8.9 (nf_tables)", FormatVersions: v1alpha1.FormatVersions()},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
@@ -339,7 +340,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	start := func() *world {
 		s := programmed()
 		w := &world{s: s, f: facts4, b: &agenttest.Board{Stored: s.Own}, clock: clocktesting.NewFakePassiveClock(s.Now)}
-		w.writer = &Writer{clock: w.clock, apply: w.b.Apply, log: logr.Discard(), started: s.Now, share: half}
+		w.writer = &Writer{clock: w.clock, write: w.b.Write, log: logr.Discard(), started: s.Now, share: half}
 		return w
 	}
 	// written returns a world whose status has just been written.
@@ -434,6 +435,28 @@ func TestWhenStatusIsWritten(t *testing.T) {
 		expect(t, w, time.Second, true)
 		expect(t, w, time.Hour, false)
 	})
+	t.Run("an endpoint that fails within 5 s, others once a minute", func(t *testing.T) {
+		w := written(t)
+		fails := func(endpoint string, failed int64) {
+			w.f.Userspace = &v1alpha1.UserspaceReport{Failing: 1, Endpoints: []v1alpha1.FailingEndpoint{
+				{Service: "shop/cart", Port: "80/TCP", Endpoint: endpoint, Reason: v1alpha1.EndpointRejects, Failed: failed},
+			}}
+		}
+		fails("10.244.1.7:8080", 3)
+		expect(t, w, 4*time.Second, false)
+		expect(t, w, time.Second, true)
+		fails("10.244.1.8:8080", 3)
+		expect(t, w, 59*time.Second, false)
+		expect(t, w, time.Second, true)
+		fails("10.244.1.8:8080", 4)
+		expect(t, w, 5*time.Minute-time.Second, false) // a count
+		expect(t, w, time.Second, true)
+		fails("10.244.1.7:8080", 4)
+		expect(t, w, 5*time.Second, true)
+		w.f.Userspace = nil // none fails any more
+		expect(t, w, 4*time.Second, false)
+		expect(t, w, time.Second, true)
+	})
 	t.Run("another difference within 5 s, many once a minute", func(t *testing.T) {
 		w := written(t)
 		w.f.Audit = true
@@ -522,7 +545,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a restart does not touch a stored status for 10 s", func(t *testing.T) {
 		w := written(t)
-		w.writer = &Writer{clock: w.clock, apply: w.b.Apply, log: logr.Discard(), started: w.s.Now, share: half}
+		w.writer = &Writer{clock: w.clock, write: w.b.Write, log: logr.Discard(), started: w.s.Now, share: half}
 		w.s.Done, w.s.Applied = false, desired.Applied{}
 		expect(t, w, 9*time.Second, false)
 		expect(t, w, time.Second, true)
@@ -532,7 +555,7 @@ func TestWhenStatusIsWritten(t *testing.T) {
 	})
 	t.Run("a restart beside another proxy reports it at once", func(t *testing.T) {
 		w := written(t)
-		w.writer = &Writer{clock: w.clock, apply: w.b.Apply, log: logr.Discard(), started: w.s.Now, share: half}
+		w.writer = &Writer{clock: w.clock, write: w.b.Write, log: logr.Discard(), started: w.s.Now, share: half}
 		w.s.Done, w.s.Applied, w.f.OtherProxy = false, desired.Applied{}, "iptables"
 		expect(t, w, 0, true)
 	})

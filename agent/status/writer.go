@@ -27,22 +27,24 @@ const (
 	// repairsPause is the least time between writes because of repaired rules: a single repair is
 	// reported soon, many in a row together.
 	repairsPause = time.Minute
-	// differencePause is the same for another number of differences.
+	// differencePause is the same for another number of differences, failingPause for other endpoints that do
+	// not accept connections.
 	differencePause = time.Minute
+	failingPause    = time.Minute
 	// contestPause is the least time between writes against another writer of the status.
 	contestPause = time.Second
 	// statusTimeout bounds one write.
 	statusTimeout = 10 * time.Second
 )
 
-// applyStatus writes the status of the own NodeProxyRules by server-side apply and returns the
-// stored object.
-type applyStatus func(ctx context.Context, name string, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error)
+// write writes the status of stored, the newest known version of the own NodeProxyRules, and returns the
+// object that is stored then.
+type write func(ctx context.Context, stored *v1alpha1.NodeProxyRules, status *v1alpha1.NodeProxyRulesStatus) (*v1alpha1.NodeProxyRules, error)
 
 // Writer decides when the status is written. Only one goroutine uses it.
 type Writer struct {
 	clock   clock.PassiveClock
-	apply   applyStatus
+	write   write
 	log     logr.Logger
 	started time.Time
 	// share returns a random number from 0 to 1, which spreads the retries of agents.
@@ -57,8 +59,8 @@ type Writer struct {
 }
 
 // NewWriter returns a Writer of the status of an agent that started at a time.
-func NewWriter(clk clock.PassiveClock, apply applyStatus, log logr.Logger, started time.Time) *Writer {
-	return &Writer{clock: clk, apply: apply, log: log, started: started, share: rand.Float64}
+func NewWriter(clk clock.PassiveClock, write write, log logr.Logger, started time.Time) *Writer {
+	return &Writer{clock: clk, write: write, log: log, started: started, share: rand.Float64}
 }
 
 // urgency is how soon a status must be written.
@@ -69,6 +71,7 @@ const (
 	withOthers         // only counts
 	differing          // another number of differences
 	repaired           // rules that other programs had changed
+	failing            // other endpoints do not accept connections
 	soon
 	atOnce
 	contested // another writer has changed the status
@@ -79,6 +82,7 @@ var pauses = map[urgency]struct{ last, same time.Duration }{
 	withOthers: {last: countsPause},
 	differing:  {last: statusPause, same: differencePause},
 	repaired:   {last: statusPause, same: repairsPause},
+	failing:    {last: statusPause, same: failingPause},
 	soon:       {last: statusPause},
 	contested:  {last: contestPause},
 }
@@ -107,7 +111,7 @@ func (w *Writer) Write(ctx context.Context, s desired.Snapshot, f Facts) bool {
 	}
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	object, err := w.apply(limited, stored.Name, &current)
+	object, err := w.write(limited, stored, &current)
 	now := w.clock.Now()
 	if err != nil {
 		if w.failure != err.Error() && ctx.Err() == nil {
@@ -177,10 +181,12 @@ func urgent(current, stored *v1alpha1.NodeProxyRulesStatus) urgency {
 		return soon
 	case current.LocalEndpoints != stored.LocalEndpoints:
 		return soon // unlike the other counts, it only concerns this node
-	case differences == 0 && before > 0:
+	case differences == 0 && before > 0, current.Userspace == nil && stored.Userspace != nil:
 		return soon // the stored status is worse than the actual one
 	case repairsOf(current) != repairsOf(stored):
 		return repaired
+	case !slices.Equal(failingIn(current), failingIn(stored)):
+		return failing
 	case differences != before:
 		return differing
 	default:
@@ -193,6 +199,17 @@ func repairsOf(s *v1alpha1.NodeProxyRulesStatus) int64 {
 		return 0
 	}
 	return s.Drift.Repairs
+}
+
+// failingIn identifies the endpoints that do not accept connections, and why, without counts.
+func failingIn(s *v1alpha1.NodeProxyRulesStatus) (out []v1alpha1.FailingEndpoint) {
+	if s.Userspace == nil {
+		return nil
+	}
+	for _, e := range s.Userspace.Endpoints {
+		out = append(out, v1alpha1.FailingEndpoint{Service: e.Service, Port: e.Port, Endpoint: e.Endpoint, Reason: e.Reason})
+	}
+	return out
 }
 
 // trackingMoved reports whether the statistics of connection tracking have changed so much that

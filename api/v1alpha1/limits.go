@@ -91,10 +91,10 @@ func SizeOf(rules *ServiceProxyRulesSpec) ServiceSize {
 		Ports: len(rules.Ports), Addresses: len(rules.ExternalIPs) + len(rules.LoadBalancerIPs), SourceRanges: len(rules.LoadBalancerSourceRanges),
 		LoadBalancerIPs: len(rules.LoadBalancerIPs),
 	}
-	for i := range rules.Ports {
+	for _, port := range rules.EndpointsByPort() {
 		n := 0
-		for j := range rules.Ports[i].Endpoints {
-			n += len(rules.Ports[i].Endpoints[j].Addresses)
+		for _, e := range port {
+			n += len(e.Addresses)
 		}
 		size.PortEndpoints += n
 		size.Endpoints = max(size.Endpoints, n)

@@ -12,7 +12,7 @@ import (
 const NodeProxyName = "cluster"
 
 // FormatVersion is the newest version of rendered objects that this release writes and reads.
-const FormatVersion int32 = 1
+const FormatVersion int32 = 2
 
 // SchemaRevision is the revision of the CRDs' schemas. It increases with each release whose
 // schemas differ from the previous release's in more than descriptions. A marker on each kind
@@ -32,16 +32,15 @@ const FinalizerCleanup = "nodeproxy.io/cleanup"
 // removes it.
 const TaintAgentNotReady = "nodeproxy.io/agent-not-ready"
 
-// Labels and annotations.
+// Annotations.
 const (
-	// LabelServiceNamespace is the namespace of the Service that a ServiceProxyRules is about.
-	LabelServiceNamespace = "nodeproxy.io/service-namespace"
-	// LabelServiceName is the name of that Service.
-	LabelServiceName = "nodeproxy.io/service-name"
 	// AnnotationLastChangeTriggerTime is the newest
 	// endpoints.kubernetes.io/last-change-trigger-time of the Service's EndpointSlices (RFC
 	// 3339). A new value alone causes no write.
 	AnnotationLastChangeTriggerTime = "nodeproxy.io/last-change-trigger-time"
+	// AnnotationWritten on a rendered object is when the controller last wrote it (RFC 3339), unless
+	// AnnotationLastChangeTriggerTime is about the same.
+	AnnotationWritten = "nodeproxy.io/written"
 	// AnnotationNodeAbsentSince is when the controller first found that a NodeProxyRules has no
 	// Node (RFC 3339). The object is deleted ten minutes later.
 	AnnotationNodeAbsentSince = "nodeproxy.io/node-absent-since"
@@ -51,9 +50,6 @@ const (
 	// AnnotationOverrides on a ServiceProxyRules records the policies' overrides of the Service
 	// and the generations that caused them, as JSON (OverridesGrant).
 	AnnotationOverrides = "nodeproxy.io/overrides"
-	// AnnotationIgnoreUpdates on rendered objects, with the value true, makes Argo CD ignore
-	// changes of the fields in its configuration (config/gitops).
-	AnnotationIgnoreUpdates = "argocd.argoproj.io/ignore-resource-updates"
 	// AnnotationAppliedResourceVersion on an agent's Lease is the newest ServiceProxyRules
 	// resourceVersion that the node has applied.
 	AnnotationAppliedResourceVersion = "nodeproxy.io/applied-resource-version"

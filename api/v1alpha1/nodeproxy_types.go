@@ -61,6 +61,15 @@ type AgentSettings struct {
 	// +kubebuilder:validation:MaxLength=1024
 	Image *string `json:"image,omitempty"`
 
+	// imagePullSecrets are Secrets of type kubernetes.io/dockerconfigjson in the controller's
+	// namespace, with which nodes pull the image. Default: none; nodes use their own credentials.
+	// Source: user.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule=`self.all(s, has(s.name) && s.name.size() > 0 && s.name.size() <= 253)`,message=`agent.imagePullSecrets must name Secrets, such as name: registry`
+	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
+
 	// resources are the agent container's requests and limits, in Kubernetes quantities.
 	// Default: those of the built-in DaemonSet. Source: user.
 	// +optional
@@ -81,11 +90,24 @@ type AgentSettings struct {
 	// +kubebuilder:validation:MaxItems=64
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 
+	// priorityClassName is the PriorityClass of the agent pods, which must exist. With a lower one
+	// than the default, other pods can evict the proxy from a node. Default: system-node-critical.
+	// Source: user.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	PriorityClassName *string `json:"priorityClassName,omitempty"`
+
 	// logLevel is the verbosity of the agent's log: 0 for changes relevant to operators, 2 for
 	// every sync, 4 for details. Default: 0. Source: user.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule=`self >= 0`,message=`agent.logLevel must be 0 or more`
 	LogLevel *int32 `json:"logLevel,omitempty"`
+
+	// logFormat is the format of the agent's log: Text, or JSON with one object in each line.
+	// Default: Text. Source: user.
+	// +optional
+	LogFormat *LogFormat `json:"logFormat,omitempty"`
 
 	// stateDir is the directory on the node for the agent's checkpoint. Agents log its path in
 	// their container, /var/lib/nodeproxy. Default: /var/lib/nodeproxy. Source: user.
@@ -94,6 +116,16 @@ type AgentSettings struct {
 	// +kubebuilder:validation:XValidation:rule=`self.startsWith('/')`,message=`agent.stateDir must be an absolute path, such as /var/lib/nodeproxy`
 	StateDir *string `json:"stateDir,omitempty"`
 }
+
+// LogFormat is the format of a log.
+// +kubebuilder:validation:Enum=Text;JSON
+type LogFormat string
+
+// Formats of logs.
+const (
+	LogText LogFormat = "Text"
+	LogJSON LogFormat = "JSON"
+)
 
 // APIServerSettings configure how agents reach the API server.
 type APIServerSettings struct {

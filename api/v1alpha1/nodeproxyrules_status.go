@@ -22,7 +22,8 @@ type NodeProxyRulesStatus struct {
 	// +optional
 	SettingsRevision string `json:"settingsRevision,omitempty"`
 
-	// mode is the active mode: IPTables, IPVS, NFTables or Userspace. Empty until one is active. Source: agent.
+	// mode is the active mode: IPTables, IPVS, NFTables or Userspace, in which endpoints see the
+	// node's address as their client. Empty until one is active. Source: agent.
 	// +optional
 	Mode ProxyMode `json:"mode,omitempty"`
 
@@ -82,6 +83,11 @@ type NodeProxyRulesStatus struct {
 	// tracks no connections. Source: agent.
 	// +optional
 	Conntrack *ConntrackReport `json:"conntrack,omitempty"`
+
+	// userspace names endpoints of Services that the agent itself serves, if they do not accept
+	// connections. Source: agent.
+	// +optional
+	Userspace *UserspaceReport `json:"userspace,omitempty"`
 
 	// agent describes the software on the node. Source: agent.
 	// +optional
@@ -244,6 +250,67 @@ type ConntrackReport struct {
 	// flowsCleaned counts stale flows removed since the agent started. Source: agent.
 	// +optional
 	FlowsCleaned int64 `json:"flowsCleaned"`
+}
+
+// UserspaceReport is what the agent has noticed about endpoints of Services that it serves itself.
+type UserspaceReport struct {
+	// failing is the number of endpoints that have accepted none of the connections tried for 10 s
+	// or more. Source: agent.
+	// +optional
+	Failing int32 `json:"failing"`
+
+	// endpoints are up to ten of them, from each namespace in turn. Source: agent.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10
+	Endpoints []FailingEndpoint `json:"endpoints,omitempty"`
+}
+
+// EndpointFailure is why an endpoint does not accept a connection.
+type EndpointFailure string
+
+// Why an endpoint does not accept a connection.
+const (
+	EndpointRejects     EndpointFailure = "Rejects"
+	EndpointSilent      EndpointFailure = "NoAnswer"
+	EndpointResets      EndpointFailure = "Resets"
+	EndpointUnreachable EndpointFailure = "Unreachable"
+	EndpointLoops       EndpointFailure = "Loop"
+)
+
+// FailingEndpoint is an endpoint that does not accept connections. They are tried with others.
+type FailingEndpoint struct {
+	// service is the Service, as namespace/name. Source: agent.
+	Service string `json:"service"`
+
+	// port is the number and protocol of the Service's port, such as 80/TCP. Source: agent.
+	Port string `json:"port"`
+
+	// endpoint is the address and port of the endpoint. Source: agent.
+	Endpoint string `json:"endpoint"`
+
+	// reason is why the last attempt failed: Rejects, NoAnswer (within its time), Resets (before
+	// any byte was transferred), Unreachable or Loop (it is an address of such a Service on this
+	// node). Newer agents may add others. Source: agent.
+	// +optional
+	Reason EndpointFailure `json:"reason,omitempty"`
+
+	// since is the time of the first attempt that failed. Source: agent.
+	// +optional
+	Since metav1.Time `json:"since,omitzero"`
+
+	// failed is the number of attempts since then, up to 5 minutes old. Source: agent.
+	// +optional
+	Failed int64 `json:"failed"`
+
+	// connections is the number of connections to the port, and UDP clients, that other endpoints
+	// have accepted since then. Source: agent.
+	// +optional
+	Connections int64 `json:"connections"`
+
+	// rejected is the number of those that no endpoint has accepted. Source: agent.
+	// +optional
+	Rejected int64 `json:"rejected"`
 }
 
 // AgentReport describes the software on the node.

@@ -54,12 +54,13 @@ type ServiceProxyRulesSpec struct {
 	// rules, and the object is about to be deleted. If an object vanishes without this mark,
 	// nodes retain its rules. Default: false. Source: controller.
 	// +optional
-	Released bool `json:"released"`
+	Released bool `json:"released,omitempty"`
 
 	// serviceCreated is when the Service was created. If two Services claim the same address
 	// and port, the winner is the Service whose cluster IP it is, then the one whose node port
 	// it is on a Node's address, then a live one, then the older one, then the lower name.
-	// Default: treated as the newest. Source: the Service's metadata.creationTimestamp.
+	// Default: treated as the newest. Source: the Service's metadata.creationTimestamp, unless it
+	// has only cluster IPs.
 	// +optional
 	ServiceCreated metav1.Time `json:"serviceCreated,omitzero"`
 
@@ -129,8 +130,9 @@ type ServiceProxyRulesSpec struct {
 	// +optional
 	IPVSScheduler string `json:"ipvsScheduler,omitempty"`
 
-	// serving is Userspace if the agents themselves serve the Service. Default: Kernel, unless
-	// the node's mode is Userspace. Source: a ServiceProxyPolicy.
+	// serving is Userspace if the agents themselves serve the Service: its endpoints see the node's
+	// address as their client. Default: Kernel, unless the node's mode is Userspace. Source: a
+	// ServiceProxyPolicy.
 	// +optional
 	Serving Serving `json:"serving,omitempty"`
 
@@ -145,10 +147,6 @@ type ServiceProxyRulesSpec struct {
 	// +optional
 	PolicySummary string `json:"policySummary,omitempty"`
 
-	// clusterIP is the first cluster IP, for printing. Default: none. Source: clusterIPs.
-	// +optional
-	ClusterIP string `json:"clusterIP,omitempty"`
-
 	// portSummary is each port as port:nodePort/protocol, for printing. Default: none. Source:
 	// ports.
 	// +optional
@@ -159,11 +157,16 @@ type ServiceProxyRulesSpec struct {
 	// +optional
 	EndpointCount int32 `json:"endpointCount"`
 
-	// ports are the Service's ports with their endpoints. Default: none. Source: the Service's
-	// spec.ports and EndpointSlices.
+	// ports are the Service's ports. Default: none. Source: the Service's spec.ports.
 	// +optional
 	// +listType=atomic
 	Ports []ServicePort `json:"ports,omitempty"`
+
+	// endpoints are the usable endpoints, grouped by target ports, state and hints, sorted. Default:
+	// none. Source: the EndpointSlices. In formatVersion 1 the ports have them.
+	// +optional
+	// +listType=atomic
+	Endpoints []EndpointGroup `json:"endpoints,omitempty"`
 }
 
 // SkippedAddress is an address of a Service that no node programs.
@@ -187,7 +190,7 @@ type SessionAffinity struct {
 	ClientIPTimeoutSeconds int32 `json:"clientIPTimeoutSeconds"`
 }
 
-// ServicePort is one port of a Service with its endpoints.
+// ServicePort is one port of a Service.
 type ServicePort struct {
 	// name of the port. Default: empty. Source: the Service's spec.ports.
 	// +optional
@@ -206,19 +209,24 @@ type ServicePort struct {
 	// +optional
 	NodePort int32 `json:"nodePort,omitempty"`
 
-	// endpoints are the usable endpoints, each once, grouped by state and hints, sorted.
-	// Default: none. Source: the EndpointSlices.
+	// endpoints of this port, in formatVersion 1 only: each once, as ip:port, grouped by state and
+	// hints, sorted. Default: none. Source: the EndpointSlices.
 	// +optional
 	// +listType=atomic
 	Endpoints []EndpointGroup `json:"endpoints,omitempty"`
 }
 
-// EndpointGroup is a set of endpoints with the same state and hints.
+// EndpointGroup is a set of endpoints with the same target ports, state and hints.
 type EndpointGroup struct {
+	// targetPorts are the ports of the endpoints by the name of the Service's port that they serve.
+	// Default: none, because in formatVersion 1 addresses have them. Source: the EndpointSlices.
+	// +optional
+	TargetPorts map[string]int32 `json:"targetPorts,omitempty"`
+
 	// state is Ready, or Terminating (not ready, but serving and terminating: used only if no
-	// endpoint is ready). Source: the endpoint's conditions.
-	// +required
-	State EndpointState `json:"state"`
+	// endpoint is ready). Default: Ready. Source: the endpoint's conditions.
+	// +optional
+	State EndpointState `json:"state,omitempty"`
 
 	// zones in the topology hints of the endpoints, sorted. Default: none. Source: hints.forZones.
 	// +optional
@@ -230,7 +238,8 @@ type EndpointGroup struct {
 	// +listType=atomic
 	Nodes []string `json:"nodes,omitempty"`
 
-	// addresses as ip:port, IPv6 as [ip]:port, sorted as strings. Source: the EndpointSlices.
+	// addresses in canonical form, each once, sorted as strings; in formatVersion 1 as ip:port, IPv6 as
+	// [ip]:port. Source: the EndpointSlices.
 	// +required
 	// +listType=atomic
 	Addresses []string `json:"addresses"`
@@ -244,7 +253,7 @@ type EndpointGroup struct {
 // +kubebuilder:metadata:annotations="argocd.argoproj.io/sync-options=Prune=false,Delete=false"
 // +kubebuilder:metadata:annotations="kustomize.toolkit.fluxcd.io/prune=disabled"
 // +kubebuilder:resource:scope=Cluster,path=serviceproxyrules,singular=serviceproxyrules,shortName=spr,categories=nodeproxy-all
-// +kubebuilder:printcolumn:name="Cluster-IP",type=string,JSONPath=`.spec.clusterIP`
+// +kubebuilder:printcolumn:name="Cluster-IP",type=string,JSONPath=`.spec.clusterIPs[0]`
 // +kubebuilder:printcolumn:name="Ports",type=string,JSONPath=`.spec.portSummary`
 // +kubebuilder:printcolumn:name="Endpoints",type=integer,JSONPath=`.spec.endpointCount`
 // +kubebuilder:printcolumn:name="Policies",type=string,JSONPath=`.spec.policySummary`

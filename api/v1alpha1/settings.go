@@ -100,8 +100,9 @@ type ProxySettings struct {
 	// Linux 5.13 or newer. Choose IPVS only to keep an existing setup running: Kubernetes has
 	// deprecated that mode (off by default in 1.40, removed in 1.43). With Userspace, iptables
 	// redirects all connections to the agent, which retries endpoints that do not accept and costs
-	// more; a ServiceProxyPolicy can choose that for single Services in any mode. Default: IPTables.
-	// Same as kube-proxy's mode, which no longer has Userspace. Source: user.
+	// more, and endpoints see the node's address as their client; a ServiceProxyPolicy can choose
+	// that for single Services in any mode. Default: IPTables. Same as kube-proxy's mode, which no
+	// longer has Userspace. Source: user.
 	// +optional
 	// +default=ref(ModeIPTables)
 	Mode *ProxyMode `json:"mode,omitempty"`
@@ -338,7 +339,7 @@ type UserspaceSettings struct {
 	// +default=ref(defaultConnectMilliseconds)
 	ConnectTimeoutMilliseconds *int32 `json:"connectTimeoutMilliseconds,omitempty"`
 
-	// maxConnections is how many connections, and clients of UDP, the agent serves at a time. More
+	// maxConnections is how many connections, and UDP clients, the agent serves at a time. More
 	// are rejected and counted. Each takes two file descriptors. Default: 100000. Source: user.
 	// +kubebuilder:validation:Maximum=2147483647
 	// +optional

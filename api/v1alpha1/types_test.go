@@ -111,7 +111,7 @@ func TestNames(t *testing.T) {
 		}
 		seen[prefix+value] = name
 	}
-	for _, prefix := range []string{"Condition", "Reason", "Label", "Annotation", "Finalizer", "Taint"} {
+	for _, prefix := range []string{"Condition", "Reason", "Annotation", "Finalizer", "Taint"} {
 		if counted[prefix] == 0 {
 			t.Errorf("no constant begins with %s", prefix)
 		}

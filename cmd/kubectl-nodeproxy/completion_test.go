@@ -25,12 +25,13 @@ func TestCompletion(t *testing.T) {
 		{[]string{"rules", ""}, "node-1 node-2"},
 		{[]string{"rules", "node-1", ""}, ""},
 		{[]string{"rules", "node-1", "--service", ""}, services},
-		{[]string{"rules", "node-1", "-o", ""}, "table yaml json"},
+		{[]string{"rules", "node-1", "-o", ""}, "table wide yaml json"},
 		{[]string{"diff", "node-1", ""}, "node-2"},
 		{[]string{"diff", "node-1", "node-2", ""}, ""},
 		{[]string{"doctor", ""}, services},
 		{[]string{"doctor", "shop/web", ""}, ""},
 		{[]string{"status", ""}, ""},
+		{[]string{"import-kube-proxy", ""}, ""},
 	} {
 		args := append([]string{"__complete", "--kubeconfig=" + kubeconfig}, tt.typed...)
 		out, errs, status := execute(t, state.Now, args...)

@@ -10,7 +10,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/recorded"
 )
 
-// TestExitCodes: the exit codes of the table in docs/kubectl-plugin.md, in every format.
+// TestExitCodes: the exit codes that docs/kubectl-plugin.md lists, in every format.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -4,16 +4,20 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/command"
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/goldentest"
 	"github.com/nodeproxy-io/nodeproxy/test/recorded"
 )
 
@@ -22,6 +26,8 @@ var update = flag.Bool("update", false, "write the golden files")
 const (
 	states  = "testdata/states"
 	goldens = "testdata/golden"
+	// columns is the width of the terminal whose output the goldens have.
+	columns = 120
 	// server replaces the address of the test's server in the goldens.
 	server = "https://192.0.2.10:6443"
 )
@@ -73,7 +79,7 @@ func goldenState(t *testing.T, name string) {
 		file := strings.NewReplacer("/", ".", ":", ".", "--", "").Replace(strings.Join(args, "_")) + ".txt"
 		known[file] = true
 		got := strings.ReplaceAll(shown(t, kubeconfig, state.Now, args...), url, server)
-		compare(t, filepath.Join(goldens, name, file), got)
+		goldentest.Compare(t, filepath.Join(goldens, name, file), got, *update)
 	}
 	files, err := os.ReadDir(filepath.Join(goldens, name))
 	if err != nil {
@@ -89,9 +95,16 @@ func goldenState(t *testing.T, name string) {
 // shown returns the command, its output and its exit code.
 func shown(t *testing.T, kubeconfig string, now time.Time, args ...string) string {
 	t.Helper()
-	out, errs, status := execute(t, now, append(args, "--kubeconfig="+kubeconfig)...)
+	var toOut, toErr bytes.Buffer
+	status := command.Run(t.Context(), append(args, "--kubeconfig="+kubeconfig), options(&toOut, &toErr, now, columns))
+	out, errs := toOut.String(), toErr.String()
 	if status == command.ExitError && out != "" {
 		t.Errorf("%s: printed besides an error:\n%s", strings.Join(args, " "), out)
+	}
+	for line := range strings.Lines(out) {
+		if !machineReadable(args) && utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > columns {
+			t.Errorf("%s: wider than %d columns: %s", strings.Join(args, " "), columns, line)
+		}
 	}
 	if status == command.ExitError && strings.Count(errs, "\n") != 1 {
 		t.Errorf("%s: the error is not one line: %q", strings.Join(args, " "), errs)
@@ -103,14 +116,25 @@ func shown(t *testing.T, kubeconfig string, now time.Time, args ...string) strin
 	return text
 }
 
-// execute runs the program.
+// machineReadable reports whether a command's output is not for humans alone, and therefore not wrapped.
+func machineReadable(args []string) bool {
+	return slices.ContainsFunc(args, func(arg string) bool {
+		return slices.Contains([]string{"yaml", "json", "wide", "completion"}, arg)
+	})
+}
+
+// execute runs the program without a terminal.
 func execute(t *testing.T, now time.Time, args ...string) (out, errs string, status int) {
 	t.Helper()
 	var toOut, toErr bytes.Buffer
-	status = command.Run(t.Context(), args, command.Options{
-		In: strings.NewReader(""), Out: &toOut, Err: &toErr, Version: "v0.1.0", Now: func() time.Time { return now }, After: atOnce,
-	})
+	status = command.Run(t.Context(), args, options(&toOut, &toErr, now, 0))
 	return toOut.String(), toErr.String(), status
+}
+
+func options(out, errs io.Writer, now time.Time, width int) command.Options {
+	return command.Options{
+		In: strings.NewReader(""), Out: out, Err: errs, Version: "v0.1.0", Now: func() time.Time { return now }, After: atOnce, Width: width,
+	}
 }
 
 // atOnce is a timer without delay.
@@ -132,24 +156,4 @@ func writeKubeconfig(t *testing.T, url string) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-func compare(t *testing.T, path, got string) {
-	t.Helper()
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("no golden: go test ./cmd/kubectl-nodeproxy -update writes it; review it: %v", err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs: want\n%s\ngot\n%s", path, want, got)
-	}
 }

@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
 	"k8s.io/utils/clock"
 
 	"github.com/nodeproxy-io/nodeproxy/agent"
@@ -31,6 +29,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/ownership"
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
+	"github.com/nodeproxy-io/nodeproxy/cmd/internal/logging"
 )
 
 // version is the release, set when the binary is built.
@@ -57,19 +56,19 @@ Flags:
 
 // options are the command line.
 type options struct {
-	command      string // empty: run the agent
-	api          connect.Options
-	namespace    string
-	nodeName     string
-	stateDir     string
-	sysctls      string
-	proxyHealth  string
-	metrics      string
-	healthProbe  string
-	iptables     string
-	exclude      string
-	drain        time.Duration
-	logVerbosity int
+	command     string // empty: run the agent
+	api         connect.Options
+	namespace   string
+	nodeName    string
+	stateDir    string
+	sysctls     string
+	proxyHealth string
+	metrics     string
+	healthProbe string
+	iptables    string
+	exclude     string
+	drain       time.Duration
+	logging     logging.Options
 }
 
 func main() {
@@ -77,21 +76,19 @@ func main() {
 	// little and saves memory.
 	debug.SetGCPercent(20)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	err := run(ctx, os.Args[1:], os.Getenv("NODE_NAME"), os.Stderr)
+	o, err := parse(os.Args[1:], os.Getenv("NODE_NAME"), os.Stderr)
+	if err == nil {
+		err = run(ctx, o, os.Stderr)
+	}
 	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "nodeproxy-agent:", err)
+		o.logging.Exit("nodeproxy-agent", os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, args []string, defaultNode string, out io.Writer) error {
-	o, err := parse(args, defaultNode, out)
-	if err != nil {
-		return err
-	}
-	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(o.logVerbosity), textlogger.Output(out)))
-	klog.SetLogger(log) // also for client-go
+func run(ctx context.Context, o *options, out io.Writer) error {
+	log := o.logging.Logger(out)
 	if o.command == "virtual-servers" {
 		return printVirtualServers(os.Stdout, "/proc")
 	}
@@ -104,7 +101,7 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 	}
 	host := modes.NewNode(modes.Options{Variant: variant, SysctlDirectory: o.sysctls})
 	if o.command == "cleanup" {
-		if err := cleanup(ctx, dataplane.NewFanout(host.Dataplanes()), o.exclude); err != nil {
+		if err := cleanup(ctx, dataplane.NewFanout(host.Planes), o.exclude); err != nil {
 			return fmt.Errorf("removing rules: %w", err)
 		}
 		log.Info("Removed nodeproxy's rules from this node")
@@ -126,9 +123,9 @@ func run(ctx context.Context, args []string, defaultNode string, out io.Writer) 
 		log.Info("Cannot detect node restarts; using a checkpoint as after a restart", "err", err.Error())
 	}
 	flows := conntrack.NewKernel()
-	proxy := userspaceProxy(host, flows)
+	proxy := userspace.NewHost(host.Planes, userspace.Options{Flows: flows})
 	a, err := agent.New(agent.Options{
-		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: proxy.Dataplanes(), IPTables: host.Version,
+		NodeName: o.nodeName, Namespace: o.namespace, Client: client, Dataplanes: proxy.Dataplanes, IPTables: host.Version,
 		Userspace: proxy, Flows: flows, Tracking: conntrack.NewSystem(o.sysctls),
 		Probe: ownership.NewProbe(sockets.Kernel{}, log), Spotter: host.Spotter(), Sockets: sockets.Kernel{},
 		Serving:            ownership.NewServing(sockets.Kernel{}, log),
@@ -162,15 +159,6 @@ func runBoth(ctx context.Context, a *agent.Agent, proxy *userspace.Host, drain t
 	proxy.Drain(draining, clock.RealClock{})
 	stop()
 	return errors.Join(err, <-failed)
-}
-
-// userspaceProxy joins the kernel's data planes with the userspace proxy.
-func userspaceProxy(host *modes.Node, flows *conntrack.Kernel) *userspace.Host {
-	kernel := map[dataplane.Family]userspace.Kernel{}
-	for family, plane := range host.Planes {
-		kernel[family] = plane
-	}
-	return userspace.NewHost(kernel, userspace.Options{Flows: flows})
 }
 
 // cleanup removes rules, except virtual servers in excluded ranges.
@@ -207,15 +195,15 @@ func parse(args []string, defaultNode string, out io.Writer) (*options, error) {
 	flags.DurationVar(&o.drain, "userspace-drain", 10*time.Second, "how long connections that the agent itself serves may go on when it stops; their Services get new ones from the kernel meanwhile. Less than the pod's termination grace period")
 	flags.StringVar(&o.iptables, "iptables-variant", "auto", "`variant` of iptables to program: auto, nf_tables or legacy. auto: the one that the kubelet or a proxy already uses when the agent starts. For cleanup: the variant to clean up; auto: both")
 	flags.StringVar(&o.exclude, "ipvs-exclude-cidrs", "", "for cleanup, which does not read the API: address `ranges`, separated by commas, whose virtual servers stay, as in spec.settings.ipvs.excludeCIDRs of the NodeProxy")
-	flags.IntVar(&o.logVerbosity, "v", 0, "log `level`: 0 for normal operation, 2 for every sync, 4 for debugging")
+	o.logging.AddFlags(flags, "sync")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
-			return nil, err
+			return o, err
 		}
-		return nil, fmt.Errorf("reading the command line: %w", err)
+		return o, fmt.Errorf("reading the command line: %w", err)
 	}
 	if flags.NArg() > 0 {
-		return nil, fmt.Errorf("unknown argument %q: expected flags, after an optional subcommand cleanup, virtual-servers or ipsets (see --help)", flags.Arg(0))
+		return o, fmt.Errorf("unknown argument %q: expected flags, after an optional subcommand cleanup, virtual-servers or ipsets (see --help)", flags.Arg(0))
 	}
 	return o, nil
 }

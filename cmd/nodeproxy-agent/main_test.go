@@ -16,6 +16,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/ipvs"
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
+	"github.com/nodeproxy-io/nodeproxy/cmd/internal/logging"
 )
 
 func TestParse(t *testing.T) {
@@ -26,7 +27,7 @@ func TestParse(t *testing.T) {
 	}
 	want := &options{
 		api: connect.Options{APIServers: []string{"https://a:1", "https://b:2"}}, namespace: "nodeproxy-system", nodeName: "node-1",
-		stateDir: "/var/lib/nodeproxy", sysctls: "/proc/sys", proxyHealth: "0.0.0.0:10256", metrics: "127.0.0.1:10249", healthProbe: "127.0.0.1:19256", iptables: "auto", drain: 10 * time.Second, logVerbosity: 2,
+		stateDir: "/var/lib/nodeproxy", sysctls: "/proc/sys", proxyHealth: "0.0.0.0:10256", metrics: "127.0.0.1:10249", healthProbe: "127.0.0.1:19256", iptables: "auto", drain: 10 * time.Second, logging: logging.Options{Verbosity: 2, Format: logging.Text},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(options{})); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)
@@ -49,12 +50,16 @@ func TestUsefulErrors(t *testing.T) {
 		"unknown argument":    {[]string{"start"}, `unknown argument "start"`},
 		"missing kubeconfig":  {[]string{"--node-name", "n", "--kubeconfig", "/nonexistent"}, "--kubeconfig /nonexistent"},
 		"unknown flag":        {[]string{"--frob"}, "-frob"},
+		"unknown log format":  {[]string{"--logging-format", "xml"}, "use text or json"},
 		"unknown variant":     {[]string{"--iptables-variant", "nft"}, "use auto, nf_tables or legacy"},
 		"unknown range":       {[]string{"cleanup", "--ipvs-exclude-cidrs", "10.0.0.0/8,x"}, `excludeCIDRs[1]`},
 		"cleanup comes first": {[]string{"--v", "1", "cleanup"}, "after an optional subcommand"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := run(context.Background(), tt.args, "", &bytes.Buffer{})
+			o, err := parse(tt.args, "", &bytes.Buffer{})
+			if err == nil {
+				err = run(context.Background(), o, &bytes.Buffer{})
+			}
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q in it", err, tt.want)
 			}

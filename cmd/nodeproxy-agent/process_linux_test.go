@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"io"
@@ -95,7 +96,7 @@ func TestHelpShowsEveryFlag(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{
-		"api-server", "api-servers-file", "health-probe-bind-address", "iptables-variant", "ipvs-exclude-cidrs", "kubeconfig",
+		"api-server", "api-servers-file", "health-probe-bind-address", "iptables-variant", "ipvs-exclude-cidrs", "kubeconfig", "logging-format",
 		"metrics-bind-address", "namespace", "node-name", "proxy-health-bind-address", "state-dir", "sysctl-directory", "v",
 	} {
 		_, after, found := strings.Cut(out.String(), "\n  -"+name+" ")
@@ -106,8 +107,8 @@ func TestHelpShowsEveryFlag(t *testing.T) {
 }
 
 // TestSignals: the agent stops with status 0 as the kubelet and a user ask it to,
-// while no API server answers, and prints that rules stay. It runs in a network
-// namespace of its own, which has no rules to touch.
+// while no API server answers, and prints that rules stay, as text or JSON. It runs in
+// a network namespace of its own, which has no rules to touch.
 func TestSignals(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a network namespace needs root")
@@ -119,10 +120,10 @@ func TestSignals(t *testing.T) {
 		"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+	for signal, format := range map[syscall.Signal]string{syscall.SIGTERM: "text", syscall.SIGINT: "json"} {
 		t.Run(signal.String(), func(t *testing.T) {
 			cmd := agentProcess(t, []string{"NODE_NAME=node-1", "PATH=" + os.Getenv("PATH")}, "--kubeconfig", kubeconfig, "--state-dir", t.TempDir(),
-				"--proxy-health-bind-address", "0", "--metrics-bind-address", "0", "--health-probe-bind-address", "0")
+				"--proxy-health-bind-address", "0", "--metrics-bind-address", "0", "--health-probe-bind-address", "0", "--logging-format", format)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 			stderr, err := cmd.StderrPipe()
 			if err != nil {
@@ -132,13 +133,13 @@ func TestSignals(t *testing.T) {
 				t.Fatal(err)
 			}
 			output := bufio.NewReader(stderr)
-			for _, want := range []string{`"Starting" node="node-1"`, `"No API server answers`} {
-				readUntil(t, output, want)
+			for _, want := range []string{`"Starting"`, `"No API server answers`} {
+				readUntil(t, output, format, want)
 			}
 			if err := cmd.Process.Signal(signal); err != nil {
 				t.Fatal(err)
 			}
-			readUntil(t, output, `"Stopped; the rules in the kernel stay"`)
+			readUntil(t, output, format, `"Stopped; the rules in the kernel stay"`)
 			if _, err := io.Copy(io.Discard, output); err != nil {
 				t.Error(err)
 			}
@@ -151,10 +152,15 @@ func TestSignals(t *testing.T) {
 
 // readUntil reads lines up to one that holds a text. The process is killed after a
 // minute, which ends its output.
-func readUntil(t *testing.T, output *bufio.Reader, text string) {
+func readUntil(t *testing.T, output *bufio.Reader, format, text string) {
 	t.Helper()
 	for {
 		line, err := output.ReadString('\n')
+		if fields := map[string]any{}; format == "json" && err == nil {
+			if err := json.Unmarshal([]byte(line), &fields); err != nil || fields["ts"] == nil || fields["level"] == nil || fields["msg"] == nil {
+				t.Errorf("not an object with ts, level and msg: %s", line)
+			}
+		}
 		if strings.Contains(line, text) {
 			return
 		}

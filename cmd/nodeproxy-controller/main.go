@@ -14,8 +14,6 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/config"
@@ -23,6 +21,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
+	"github.com/nodeproxy-io/nodeproxy/cmd/internal/logging"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 	"github.com/nodeproxy-io/nodeproxy/controllers/leader"
@@ -37,7 +36,7 @@ var version string
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "render" {
-		logger := setLogger(0) // the output is the result; of the log only errors matter
+		logger := setLogger(&logging.Options{}) // the output is the result; of the log only errors matter
 		os.Exit(runRender(ctrl.SetupSignalHandler(), os.Args[2:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}, logger))
 	}
 	// Most of the controller's memory is caches, so collecting garbage sooner costs little and saves
@@ -47,18 +46,17 @@ func main() {
 	status := 2
 	if err == nil {
 		status = 1
-		err = run(ctrl.SetupSignalHandler(), o, setLogger(o.verbosity))
+		err = run(ctrl.SetupSignalHandler(), o, setLogger(&o.logging))
 	}
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintf(os.Stderr, "nodeproxy-controller: %v\n", err)
+		o.logging.Exit("nodeproxy-controller", os.Stderr, err)
 		os.Exit(status)
 	}
 }
 
-func setLogger(verbosity int) logr.Logger {
-	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(verbosity)))
+func setLogger(o *logging.Options) logr.Logger {
+	logger := o.Logger(os.Stderr)
 	ctrl.SetLogger(logger)
-	klog.SetLogger(logger)
 	return logger
 }
 
@@ -212,7 +210,7 @@ type options struct {
 	healthProbeBindAddress string
 	agents                 agentdeploy.Options
 	manageClusterObjects   bool
-	verbosity              int
+	logging                logging.Options
 }
 
 // parseOptions parses the command line. It has a flag set of its own because libraries add theirs
@@ -240,7 +238,7 @@ func parseOptions(args []string, output io.Writer) (options, error) {
 	fs.BoolVar(&o.agents.ExposeMetrics, "expose-agent-metrics", false, "serve the /metrics of managed agents on every address of their node, port 19256, not only on loopback")
 	fs.BoolVar(&o.agents.ShareProxyPorts, "share-proxy-ports", false, "do not reserve ports 10249 and 10256 for managed agents. Use it during a migration from a kube-proxy whose pods reserve them; otherwise the agents cannot be scheduled beside it")
 	fs.BoolVar(&o.manageClusterObjects, "manage-cluster-objects", false, "maintain the ValidatingAdmissionPolicies of nodeproxy and the pod security labels of --namespace, for installers such as OLM that cannot install them. It needs permissions that the plain manifests do not grant")
-	fs.IntVar(&o.verbosity, "v", 0, "log `level`: 0 for normal operation, 2 for every write, 4 for debugging")
+	o.logging.AddFlags(fs, "write")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}

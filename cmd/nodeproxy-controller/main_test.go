@@ -9,19 +9,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
+	"github.com/nodeproxy-io/nodeproxy/cmd/internal/logging"
 	"github.com/nodeproxy-io/nodeproxy/controllers/agentdeploy"
 )
 
 func TestParseOptions(t *testing.T) {
 	var out bytes.Buffer
 	got, err := parseOptions([]string{"--kubeconfig", "kc", "--api-server=https://192.0.2.1:6443", "--api-server", "https://[2001:db8::1]:6443",
-		"--namespace=ns", "--leader-elect=false", "--metrics-bind-address=0", "--health-probe-bind-address=127.0.0.1:1", "--manage-cluster-objects", "--share-proxy-ports", "-v=2"}, &out)
+		"--namespace=ns", "--leader-elect=false", "--metrics-bind-address=0", "--health-probe-bind-address=127.0.0.1:1", "--manage-cluster-objects", "--share-proxy-ports", "-v=2", "--logging-format=json"}, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := options{
 		api: connect.Options{Kubeconfig: "kc", APIServers: []string{"https://192.0.2.1:6443", "https://[2001:db8::1]:6443"}}, namespace: "ns",
-		metricsBindAddress: "0", healthProbeBindAddress: "127.0.0.1:1", manageClusterObjects: true, agents: agentdeploy.Options{ShareProxyPorts: true}, verbosity: 2,
+		metricsBindAddress: "0", healthProbeBindAddress: "127.0.0.1:1", manageClusterObjects: true, agents: agentdeploy.Options{ShareProxyPorts: true}, logging: logging.Options{Verbosity: 2, Format: logging.JSON},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(options{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -13,13 +13,13 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/cmd/internal/connect"
 	"github.com/nodeproxy-io/nodeproxy/config/crd"
 	"github.com/nodeproxy-io/nodeproxy/controllers"
 	"github.com/nodeproxy-io/nodeproxy/controllers/manifest"
 	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/preview"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // Exit statuses of render, as of kubectl diff.

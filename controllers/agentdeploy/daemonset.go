@@ -29,6 +29,7 @@ const (
 	agentContainer = "agent"
 	stateVolume    = "state"
 	logLevelFlag   = "--v="
+	jsonFlag       = "--logging-format=json"
 	// probesPort is the only port that kube-proxy does not use.
 	probesPort   = "probes"
 	everyAddress = "--health-probe-bind-address=:19256" // at the port of the probes
@@ -93,12 +94,21 @@ func DaemonSet(settings *v1alpha1.AgentSettings, o Options) (*appsv1ac.DaemonSet
 			return nil, err
 		}
 	}
+	for _, secret := range settings.ImagePullSecrets {
+		pod.WithImagePullSecrets(corev1ac.LocalObjectReference().WithName(secret.Name))
+	}
+	if settings.PriorityClassName != nil {
+		pod.WithPriorityClassName(*settings.PriorityClassName)
+	}
 	if settings.LogLevel != nil {
 		i := slices.IndexFunc(agent.Args, func(arg string) bool { return strings.HasPrefix(arg, logLevelFlag) })
 		if i < 0 {
 			return nil, fmt.Errorf("the manifest of the agents has no argument %s", logLevelFlag)
 		}
 		agent.Args[i] = fmt.Sprint(logLevelFlag, *settings.LogLevel)
+	}
+	if settings.LogFormat != nil && *settings.LogFormat == v1alpha1.LogJSON {
+		agent.WithArgs(jsonFlag)
 	}
 	if settings.StateDir != nil {
 		state, err := named(pod.Volumes, stateVolume, func(v *corev1ac.VolumeApplyConfiguration) *string { return v.Name })

@@ -83,8 +83,20 @@ func TestDaemonSet(t *testing.T) {
 			&v1alpha1.AgentSettings{Tolerations: []corev1.Toleration{}},
 			func(d *appsv1.DaemonSet) { d.Spec.Template.Spec.Tolerations = nil },
 		},
+		"imagePullSecrets": {
+			&v1alpha1.AgentSettings{ImagePullSecrets: []corev1.LocalObjectReference{{Name: "a"}, {Name: "b"}}},
+			func(d *appsv1.DaemonSet) {
+				d.Spec.Template.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "a"}, {Name: "b"}}
+			},
+		},
+		"priorityClassName": {&v1alpha1.AgentSettings{PriorityClassName: new("high")}, func(d *appsv1.DaemonSet) {
+			d.Spec.Template.Spec.PriorityClassName = "high"
+		}},
 		"logLevel": {&v1alpha1.AgentSettings{LogLevel: new(int32(4))}, func(d *appsv1.DaemonSet) {
 			agent(d).Args[5] = "--v=4"
+		}},
+		"logFormat": {&v1alpha1.AgentSettings{LogFormat: new(v1alpha1.LogJSON)}, func(d *appsv1.DaemonSet) {
+			agent(d).Args = append(agent(d).Args, "--logging-format=json")
 		}},
 		"stateDir": {&v1alpha1.AgentSettings{StateDir: new("/opt/state")}, func(d *appsv1.DaemonSet) {
 			d.Spec.Template.Spec.Volumes[0].HostPath.Path = "/opt/state"

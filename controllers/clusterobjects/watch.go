@@ -19,9 +19,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/controllers/admission"
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 

@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 const (
@@ -96,10 +96,24 @@ func (e *Recorder) TransitionOfPolicy(policy client.Object, kind string, what Ki
 // per eventInterval, and nothing that no longer applies. In events the UID of a Node is its name, as
 // in those of the kubelet.
 func (e *Recorder) TransitionOfNode(rules *v1alpha1.NodeProxyRules, what Kind, note string) {
+	about, event := e.ofNode(rules, what, note)
+	e.queue.addOnly(Series{About: about, Reason: what.Reason}, event, e.clock.Now())
+}
+
+// ModeOfNode reports that a Node's proxy runs another mode, at most once per eventInterval. It replaces
+// no event about the proxy's state.
+func (e *Recorder) ModeOfNode(rules *v1alpha1.NodeProxyRules, what Kind, note string) {
+	about, event := e.ofNode(rules, what, note)
+	about.FieldPath = "status.mode"
+	e.queue.addOnly(Series{About: about, Reason: what.Reason}, event, e.clock.Now())
+}
+
+// ofNode returns an event about a Node, and the object of its series.
+func (e *Recorder) ofNode(rules *v1alpha1.NodeProxyRules, what Kind, note string) (corev1.ObjectReference, *eventsv1.Event) {
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: rules.Name, UID: types.UID(rules.Name)}
 	event := e.event(metav1.NamespaceDefault, about, what, note, rules.ResourceVersion)
 	about.Namespace = nodeSeries
-	e.queue.addOnly(Series{About: about, Reason: what.Reason}, event, e.clock.Now())
+	return about, event
 }
 
 // clusterObject refers to NodeProxy or a policy.

@@ -2,6 +2,7 @@ package events
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -86,6 +87,32 @@ func TestNodeThatFlapsHasFewEvents(t *testing.T) {
 	r.pass(eventInterval)
 	if last := r.store.events[len(r.store.events)-1]; len(r.store.events) > 3 || last.Reason != v1alpha1.ReasonProgrammed {
 		t.Errorf("%d events, the last of %s", len(r.store.events), last.Reason)
+	}
+}
+
+// TestModeOfNodeReplacesNothing: an event about the proxy's state that waits stays, and the mode has
+// one event in ten minutes, with the latest.
+func TestModeOfNodeReplacesNothing(t *testing.T) {
+	r := newRig(t)
+	r.changed("work-7", "1", Warning, v1alpha1.ReasonFailed, "down")
+	r.pass(time.Second)
+	r.changed("work-7", "2", Warning, v1alpha1.ReasonFailed, "down again")
+	for i := range 10 {
+		rules := &v1alpha1.NodeProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "work-7", ResourceVersion: fmt.Sprint(i)}}
+		r.ModeOfNode(rules, Kind{Normal, "ModeChanged", "ChangeMode"}, fmt.Sprint("mode ", i))
+		r.pass(time.Second)
+	}
+	if n := len(r.store.events); n != 2 {
+		t.Errorf("%d events at once, want 2", n)
+	}
+	r.pass(eventInterval)
+	var notes []string
+	for _, e := range r.store.events {
+		notes = append(notes, e.Note)
+	}
+	slices.Sort(notes)
+	if len(notes) != 4 || notes[0] != "down" || !strings.HasPrefix(notes[1], "down again") || notes[2] != "mode 0" || !strings.HasPrefix(notes[3], "mode 9") {
+		t.Errorf("events %q", notes)
 	}
 }
 

@@ -166,11 +166,11 @@ func (l *Liveness) required(now time.Time, newest string) (version string, known
 	return version, true
 }
 
-// Lagging returns how many nodes lag behind; false: not known yet.
-func (l *Liveness) Lagging() (count int32, known bool) {
+// Lagging returns the nodes that lag behind; false: not known yet.
+func (l *Liveness) Lagging() (nodes []string, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return int32(len(l.lag)), l.lagKnown
+	return sets.List(l.lag), l.lagKnown
 }
 
 // reported notes that an agent was reported as not responding.

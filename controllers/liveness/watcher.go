@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -30,6 +31,9 @@ const (
 	// standbyChecks is how often a standby checks, as a multiple of the interval, because each check
 	// reads all Leases. It must be less than missedChecks.
 	standbyChecks = 2
+	// reportsPerSecond limits the reports of agents that do not respond: thousands of them, as after an
+	// outage of a zone, must not delay other writes.
+	reportsPerSecond = 50
 )
 
 // Watcher checks the agents' Leases, and reports agents without heartbeat in the status of their
@@ -45,10 +49,12 @@ type Watcher struct {
 	Changed    func() // called when the set of lagging nodes changes
 	failure    string // of the last check
 	left       int    // how many checks a standby still skips
+	pace       flowcontrol.RateLimiter
 }
 
 // Start implements manager.Runnable.
 func (w *Watcher) Start(ctx context.Context) error {
+	w.pace = flowcontrol.NewTokenBucketRateLimiter(reportsPerSecond, reportsPerSecond)
 	ticker := w.Clock.NewTicker(w.Liveness.interval)
 	defer ticker.Stop()
 	for {
@@ -120,6 +126,8 @@ func (w *Watcher) tryCheck(ctx context.Context) error {
 		return nil
 	}
 	defer leave()
+	// The others are silent at the next check, too.
+	silent = silent[:min(len(silent), max(1, int(w.Liveness.interval/time.Second))*reportsPerSecond)]
 	err = objects.InParallel(term, len(silent)+len(orphans), func(i int) error {
 		if i < len(silent) {
 			return w.report(term, silent[i])
@@ -150,6 +158,9 @@ func (w *Watcher) newestRules(ctx context.Context) (string, error) {
 // report writes that an agent does not respond. The resourceVersion prevents it from overwriting a
 // newer report of the agent.
 func (w *Watcher) report(ctx context.Context, rules *v1alpha1.NodeProxyRules) error {
+	if err := w.pace.Wait(ctx); err != nil {
+		return err // this process no longer leads
+	}
 	next := rules.DeepCopy()
 	condition := w.Liveness.silentCondition(rules)
 	condition.LastTransitionTime = metav1.NewTime(w.Clock.Now().Truncate(time.Second))

@@ -15,9 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utiljson "sigs.k8s.io/json"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/preview"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // Kinds that users write, which are validated as the API server does.

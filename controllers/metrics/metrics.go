@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -47,6 +48,7 @@ type Metrics struct {
 	leftOut    prometheus.Gauge
 	render     *prometheus.HistogramVec
 	nodes      *prometheus.GaugeVec
+	problems   *prometheus.GaugeVec
 	checks     *prometheus.CounterVec
 	leading    prometheus.Gauge
 	toWrite    prometheus.Observer
@@ -56,7 +58,19 @@ type Metrics struct {
 
 	mu    sync.Mutex // guards leads, and keeps the gauges of the cluster consistent with it
 	leads bool
+	// shown are the series of problems.
+	shown map[Problem]bool
 }
+
+// States of Problem.
+const (
+	Stale   = "stale"   // its agent does not respond
+	Lagging = "lagging" // its agent has not applied older rules
+	Missed  = "missed"  // it did not apply a change of settings in time
+)
+
+// Problem is a node and what is wrong with it.
+type Problem struct{ Node, State, Policy string }
 
 // New registers the metrics.
 func New(r prometheus.Registerer) *Metrics {
@@ -78,6 +92,8 @@ func New(r prometheus.Registerer) *Metrics {
 		leftOut:    gauge("left_out_local_endpoints", "Services whose local endpoints the NodeProxyRules of a node leave out because they are over a limit, added up over nodes; each Service is named in an event. 0 while this controller stands by."),
 		render:     histograms("render_seconds", "Time to render one object, by kind.", prometheus.ExponentialBuckets(0.00001, 4, 10), "kind"),
 		nodes:      gauges("nodes", "Nodes by state (total, programmed, not_programmed, stale, audit, fallback, lagging), as in the status of NodeProxy; a node can have several. Only the controller that leads has them.", "state"),
+		problems:   gauges("node_problem", "1 while a node is stale or lagging, or has missed the deadline of the rollout of policy (empty: NodeProxy), by state (stale, lagging, missed). Only on the leader.", "node", "state", "policy"),
+		shown:      map[Problem]bool{},
 		checks:     counters("agent_checks_total", "Checks of the agents' Leases, by result (done, failed). While they fail, no agent is reported as not responding.", "result"),
 		rollout:    gauges("rollout_nodes", "Nodes by policy, empty for NodeProxy, and state (selected, updated, programmed, unavailable, waiting, missed). While some missed the deadline, the rollout is halted. Only the controller that leads has them.", "policy", "state"),
 		leading:    gauge("leading", "1 while this controller leads and writes, 0 while it stands by."),
@@ -98,9 +114,12 @@ func (m *Metrics) Rendered(kind string, took time.Duration) {
 	m.render.WithLabelValues(kind).Observe(took.Seconds())
 }
 
-// ShowNodes sets the gauges of nodes if this controller leads.
-func (m *Metrics) ShowNodes(n v1alpha1.NodeCounts) {
+// ShowNodes sets the gauges of nodes, and names those that are stale or lagging, if this controller
+// leads.
+func (m *Metrics) ShowNodes(n v1alpha1.NodeCounts, stale, lagging []string) {
 	m.show(func() {
+		m.showProblems(problems(Stale, "", stale), Stale)
+		m.showProblems(problems(Lagging, "", lagging), Lagging)
 		for state, count := range map[string]int32{
 			"total": n.Total, "programmed": n.Programmed, "not_programmed": n.NotProgrammed, "stale": n.Stale,
 			"audit": n.Audit, "fallback": n.Fallback, "lagging": n.Lagging,
@@ -113,13 +132,41 @@ func (m *Metrics) ShowNodes(n v1alpha1.NodeCounts) {
 // ShowRollouts sets the gauges of rollouts if this controller leads.
 func (m *Metrics) ShowRollouts(states map[string]*rollout.State) {
 	counts := map[string]map[string]int{}
+	var missed []Problem
 	for policy, s := range states {
+		missed = append(missed, problems(Missed, policy, s.Missed)...)
 		counts[policy] = map[string]int{
 			"selected": s.Nodes, "updated": s.Updated, "programmed": s.Programmed, "unavailable": s.Unavailable,
 			"waiting": s.Pending, "missed": len(s.Missed),
 		}
 	}
 	m.showPolicies(m.rollout, counts)
+	m.show(func() { m.showProblems(missed, Missed) })
+}
+
+func problems(state, policy string, nodes []string) []Problem {
+	out := make([]Problem, 0, len(nodes))
+	for _, node := range nodes {
+		out = append(out, Problem{Node: node, State: state, Policy: policy})
+	}
+	return out
+}
+
+// showProblems replaces those of a state. A problem that persists never lacks its series: an alert
+// would begin to wait again.
+func (m *Metrics) showProblems(now []Problem, state string) {
+	gone := maps.Clone(m.shown)
+	for _, p := range now {
+		delete(gone, p)
+		m.shown[p] = true
+		m.problems.WithLabelValues(p.Node, p.State, p.Policy).Set(1)
+	}
+	for p := range gone {
+		if p.State == state {
+			delete(m.shown, p)
+			m.problems.DeleteLabelValues(p.Node, p.State, p.Policy)
+		}
+	}
 }
 
 // ShowServicePolicies sets the gauges of policies, by name and state, if this controller leads.
@@ -186,6 +233,8 @@ func (m *Metrics) Lead(leading bool) {
 	}
 	m.leading.Set(0)
 	m.nodes.Reset()
+	m.problems.Reset()
+	clear(m.shown)
 	m.rollout.Reset()
 	m.shaped.Reset()
 	m.unrendered.Set(0)

@@ -19,6 +19,10 @@ func (r *recorded) TransitionOfNode(rules *v1alpha1.NodeProxyRules, what events.
 	*r += recorded(rules.Name + " " + what.Action + " " + what.Severity + " " + what.Reason + ": " + note)
 }
 
+func (r *recorded) ModeOfNode(rules *v1alpha1.NodeProxyRules, what events.Kind, note string) {
+	r.TransitionOfNode(rules, what, note)
+}
+
 // reporting returns the rules of a node whose condition Programmed has a reason; empty: there is no
 // report yet.
 func reporting(status metav1.ConditionStatus, reason, message string) *v1alpha1.NodeProxyRules {
@@ -35,6 +39,17 @@ func TestAlerts(t *testing.T) {
 	rejects := reporting(metav1.ConditionTrue, v1alpha1.ReasonSomeServicesRejected, "shop/cart")
 	other := reporting(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "kube-proxy")
 	pending := reporting(metav1.ConditionFalse, v1alpha1.ReasonPending, "")
+	pending.Status.Agent = &v1alpha1.AgentReport{StartTime: metav1.Unix(1_700_000_000, 0)}
+	waiting := reporting(metav1.ConditionFalse, v1alpha1.ReasonPending, "Changes have been pending")
+	resettled := waiting.DeepCopy()
+	resettled.Status.SettingsRevision = "other"
+	audited := reporting(metav1.ConditionTrue, v1alpha1.ReasonAuditInSync, "")
+	differs := reporting(metav1.ConditionFalse, v1alpha1.ReasonAuditDiffers, "3 differences")
+	inMode := func(mode v1alpha1.ProxyMode) *v1alpha1.NodeProxyRules {
+		rules := reporting(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
+		rules.Status.Mode = mode
+		return rules
+	}
 	none := reporting("", "", "")
 	gone := silent.DeepCopy()
 	gone.Annotations = map[string]string{v1alpha1.AnnotationNodeAbsentSince: "2026-11-20T08:00:00Z"}
@@ -53,6 +68,12 @@ func TestAlerts(t *testing.T) {
 		"it starts":                    {programmed, pending, ""},
 		"it has started":               {pending, programmed, ""},
 		"the Node is gone":             {programmed, gone, ""},
+		"a change waits":               {programmed, waiting, prefix + "Warning Pending: " + condition + "False: Changes have been pending"},
+		"other settings":               {programmed, resettled, ""},
+		"Audit finds differences":      {audited, differs, prefix + "Normal AuditDiffers: " + condition + "False: 3 differences"},
+		"Audit begins":                 {pending, differs, ""},
+		"another mode":                 {inMode(v1alpha1.ModeIPTables), inMode(v1alpha1.ModeNFTables), "work-7 ChangeMode Normal ModeChanged: The node's proxy runs in mode NFTables, before in mode IPTables."},
+		"the first mode":               {none, inMode(v1alpha1.ModeNFTables), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := handled(t, leader.Always{}, c.before, c.after); got != c.want {
@@ -63,6 +84,42 @@ func TestAlerts(t *testing.T) {
 	if got := handled(t, standby{}, programmed, silent); got != "" {
 		t.Errorf("a standby writes %q", got)
 	}
+}
+
+// TestRecoveryBySteps: a recovery is an event even if the node reports something else in between, and
+// another controller leads by then.
+func TestRecoveryBySteps(t *testing.T) {
+	programmed := reporting(metav1.ConditionTrue, v1alpha1.ReasonProgrammed, "")
+	other := reporting(metav1.ConditionFalse, v1alpha1.ReasonConflictingProxy, "kube-proxy")
+	pending := reporting(metav1.ConditionFalse, v1alpha1.ReasonPending, "")
+	var got recorded
+	leadership := &leads{}
+	h := Handler(leadership, &got)
+	for _, step := range []*v1alpha1.NodeProxyRules{programmed, other, pending, programmed, pending, other, pending, programmed} {
+		before := pending
+		if len(leadership.steps) > 0 {
+			before = leadership.steps[len(leadership.steps)-1]
+		}
+		leadership.steps = append(leadership.steps, step)
+		h.UpdateFunc(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: step}, nil)
+	}
+	const want = "work-7 ProgramNode Normal Programmed: The node's kernel has the desired rules." +
+		"work-7 ProgramNode Warning Pending: Condition Programmed of NodeProxyRules work-7 is False: " +
+		"work-7 ProgramNode Warning ConflictingProxy: Condition Programmed of NodeProxyRules work-7 is False: kube-proxy" +
+		"work-7 ProgramNode Normal Programmed: The node's kernel has the desired rules."
+	if string(got) != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// leads leads from the third step on.
+type leads struct {
+	leader.Always
+	steps []*v1alpha1.NodeProxyRules
+}
+
+func (l *leads) TryEnter(ctx context.Context) (context.Context, func(), bool) {
+	return ctx, func() {}, len(l.steps) > 2
 }
 
 // handled returns the events about a change.

@@ -1,3 +1,3 @@
-// Package nodealerts writes an event about a Node when its proxy fails or recovers, where `kubectl
-// describe node` shows it.
+// Package nodealerts writes an event about a Node when its proxy fails or recovers, or runs another mode,
+// where `kubectl describe node` shows it.
 package nodealerts

@@ -104,6 +104,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		r.forget(ctx, req.Name)
 		return ctrl.Result{}, nil
 	}
+	if stored != nil && r.pace.behind(stored) {
+		return ctrl.Result{RequeueAfter: behindRetry}, nil
+	}
 	if wait := r.pace.waiting(req.Name, r.Clock.Now()); wait > 0 && node != nil && stored != nil && sameFacts(node, stored) {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
@@ -213,6 +216,7 @@ func (r *Reconciler) create(ctx context.Context, name string, spec v1alpha1.Node
 	if err := nodesettings.SetGrant(rules, nodesettings.NewGrant(settings, nil, r.Clock.Now())); err != nil {
 		return err
 	}
+	objects.Stamp(&rules.ObjectMeta, r.Clock.Now())
 	if err := r.Client.Create(ctx, rules); err != nil {
 		return fmt.Errorf("%w NodeProxyRules %s: %w", retry.ErrCreate, name, err)
 	}
@@ -246,10 +250,12 @@ func (r *Reconciler) update(ctx context.Context, spec v1alpha1.NodeProxyRulesSpe
 	if mark != "" {
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, v1alpha1.AnnotationNodeAbsentSince, mark)
 	}
+	objects.Stamp(&next.ObjectMeta, r.Clock.Now())
 	r.pace.writes(stored)
 	if err := r.Client.Update(ctx, next); err != nil {
 		return 0, fmt.Errorf("update NodeProxyRules %s: %w", next.Name, err)
 	}
+	r.pace.written(next)
 	r.pace.wrote(next.Name, bytes, r.Clock.Now())
 	r.Metrics.Wrote(metrics.KindNode, metrics.OpUpdate)
 	log.FromContext(ctx).V(2).Info("Updated rules", "nodeProxyRules", klog.KObj(next))

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -96,6 +97,7 @@ type oneNode struct {
 	of      map[client.ObjectKey]int // by Service, the index of its slice
 	stored  *v1alpha1.NodeProxyRules
 	written *v1alpha1.NodeProxyRules
+	version string // what an update returns
 }
 
 // Get implements client.Reader.
@@ -142,7 +144,59 @@ func (s *oneNode) Create(_ context.Context, o client.Object, _ ...client.CreateO
 
 // Update implements client.Writer.
 func (s *oneNode) Update(ctx context.Context, o client.Object, _ ...client.UpdateOption) error {
+	if s.version != "" {
+		o.SetResourceVersion(s.version)
+	}
 	return s.Create(ctx, o)
+}
+
+func (s *oneNode) reconciler(clk clock.WithTicker, m *metrics.Metrics) *Reconciler {
+	return &Reconciler{
+		Client: s, Live: s, Clock: clk, Metrics: m, Formats: formats.New(s, v1alpha1.FormatVersions()), LeftOut: NewLeftOut(m),
+		Events: events.NewRecorder(events.NewQueue(leader.Always{}, s, clk, m), clk), pace: newNodePace(), limits: newOverLimits(s),
+	}
+}
+
+// TestStaleRules: a change that reverts the last write is written, though the cache still has the rules from
+// before that write, which are equal.
+func TestStaleRules(t *testing.T) {
+	slice := sliceOn("slice", 1, 1, "n1")
+	slice.Labels = map[string]string{discoveryv1.LabelServiceName: "web"}
+	s := &oneNode{of: map[client.ObjectKey]int{{Namespace: slice.Namespace, Name: "web"}: 0}, slices: []discoveryv1.EndpointSlice{*slice}}
+	clk, m := clocktesting.NewFakeClock(controllertest.Noon), metrics.New(prometheus.NewRegistry())
+	r := s.reconciler(clk, m)
+	render := func() (written *v1alpha1.NodeProxyRules, after time.Duration) {
+		t.Helper()
+		clk.Step(time.Hour) // nothing waits
+		s.written = nil
+		result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "n1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.written, result.RequeueAfter
+	}
+	first, _ := render()
+	first.UID, first.ResourceVersion = "u", "1"
+	s.stored = first
+
+	slices := s.slices
+	s.slices, s.version = nil, "2"
+	second, _ := render()
+	if second == nil || len(second.Spec.LocalEndpoints) > 0 {
+		t.Fatalf("without slices: %+v", second)
+	}
+	s.slices, s.version = slices, "3"
+	if written, after := render(); written != nil || after != behindRetry {
+		t.Errorf("with stale rules %+v is written, and rendered again after %s", written, after)
+	}
+	s.stored = second
+	if written, _ := render(); written == nil || len(written.Spec.LocalEndpoints) != 1 {
+		t.Errorf("with current rules %+v is written", written)
+	}
+	s.stored = first.DeepCopy()
+	if s.stored.UID = "of another object"; r.pace.behind(s.stored) {
+		t.Error("rules that were created again are older than those that were deleted")
+	}
 }
 
 // TestGrowthOfPublishing: publishing a change of a node's local endpoints takes as long as there are
@@ -160,10 +214,7 @@ func TestGrowthOfPublishing(t *testing.T) {
 					s.slices = append(s.slices, *slice)
 				}
 				clk, m := clocktesting.NewFakeClock(controllertest.Noon), metrics.New(prometheus.NewRegistry())
-				r := &Reconciler{
-					Client: s, Live: s, Clock: clk, Metrics: m, Formats: formats.New(s, v1alpha1.FormatVersions()), LeftOut: NewLeftOut(m),
-					Events: events.NewRecorder(events.NewQueue(leader.Always{}, s, clk, m), clk), pace: newNodePace(), limits: newOverLimits(s),
-				}
+				r := s.reconciler(clk, m)
 				publish := func(t *testing.T) {
 					t.Helper()
 					clk.Step(time.Hour) // nothing waits

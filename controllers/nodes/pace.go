@@ -7,10 +7,12 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
+	"github.com/nodeproxy-io/nodeproxy/controllers/objects"
 	"github.com/nodeproxy-io/nodeproxy/controllers/pacing"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
@@ -35,6 +37,8 @@ const (
 	// othersBytes is the most that a write counts for besides the local endpoints of the namespace
 	// that changed: the size of others is not its responsibility.
 	othersBytes = 24 << 10
+	// behindRetry is how soon a node is rendered again whose rules in the cache are older than our write.
+	behindRetry = 20 * time.Millisecond
 	// nodeRenderPause is how long a waiting node is not rendered again. It is short: a change of
 	// another namespace may have to be written at once.
 	nodeRenderPause = 100 * time.Millisecond
@@ -57,6 +61,9 @@ type nodeQuota struct {
 	rendered  time.Time                // when it last had to wait
 	// writing is the generation of its rules that was written last, or is being written.
 	writing int64
+	// uid and version are of its rules as last written.
+	uid     types.UID
+	version string
 }
 
 func newNodePace() *nodePace {
@@ -134,6 +141,23 @@ func (p *nodePace) writes(stored *v1alpha1.NodeProxyRules) {
 	p.of(stored.Name).writing = stored.Generation + 1
 }
 
+// written records what an update of rules returned.
+func (p *nodePace) written(rules *v1alpha1.NodeProxyRules) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.of(rules.Name)
+	n.uid, n.version = rules.UID, rules.ResourceVersion
+}
+
+// behind reports whether rules in the cache are older than the last write. A change that reverts that write
+// would seem to be there already, and isOwn has nothing render the node when the cache catches up.
+func (p *nodePace) behind(cached *v1alpha1.NodeProxyRules) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.nodes[cached.Name]
+	return n != nil && n.uid == cached.UID && n.version != "" && objects.Older(cached.ResourceVersion, n.version)
+}
+
 // isOwn reports whether an update of rules is one that writes has announced. To render the node again
 // because of it would find what has changed meanwhile, and write that, again and again: the changes of
 // a namespace would no longer wait in enqueuePace. If another program has written that generation, our
@@ -143,7 +167,14 @@ func (p *nodePace) isOwn(before, after client.Object) bool {
 	defer p.mu.Unlock()
 	n := p.nodes[after.GetName()]
 	return n != nil && before.GetGeneration() != after.GetGeneration() && after.GetGeneration() == n.writing &&
-		maps.Equal(before.GetAnnotations(), after.GetAnnotations())
+		maps.Equal(unstamped(before), unstamped(after))
+}
+
+// unstamped are the annotations of rules but for the time of the write.
+func unstamped(rules client.Object) map[string]string {
+	out := maps.Clone(rules.GetAnnotations())
+	delete(out, v1alpha1.AnnotationWritten)
+	return out
 }
 
 // wrote records a write of a node, whether or not it had to ask.

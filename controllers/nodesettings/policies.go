@@ -183,14 +183,13 @@ func GrantOf(rules *v1alpha1.NodeProxyRules) *v1alpha1.SettingsGrant {
 	return g
 }
 
-// SetGrant sets the annotations of a grant.
+// SetGrant sets the annotation of a grant.
 func SetGrant(rules *v1alpha1.NodeProxyRules, g v1alpha1.SettingsGrant) error {
 	text, err := json.Marshal(g)
 	if err != nil {
 		return fmt.Errorf("encode the grant of settings to %s: %w", rules.Name, err)
 	}
 	metav1.SetMetaDataAnnotation(&rules.ObjectMeta, v1alpha1.AnnotationRollout, string(text))
-	metav1.SetMetaDataAnnotation(&rules.ObjectMeta, v1alpha1.AnnotationIgnoreUpdates, "true")
 	return nil
 }
 

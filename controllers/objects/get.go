@@ -99,8 +99,7 @@ func anyRendered(ctx context.Context, c client.Reader) (bool, error) {
 	return false, nil
 }
 
-// ServiceOfRules returns the Service of ServiceProxyRules by their name, because labels can be
-// edited. A namespace has no dots. For a name without a dot, which no Service has, it returns no
+// ServiceOfRules returns the Service of ServiceProxyRules by their name. A namespace has no dots. For a name without a dot, which no Service has, it returns no
 // namespace; such rules are removed.
 func ServiceOfRules(rules client.Object) types.NamespacedName {
 	namespace, name, found := strings.Cut(rules.GetName(), ".")

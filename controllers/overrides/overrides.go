@@ -13,12 +13,12 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/pacing"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 	"github.com/nodeproxy-io/nodeproxy/controllers/retry"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // overridesPerSecond is how many Services per second may change because of policies.

@@ -99,8 +99,7 @@ type object struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	Metadata   struct {
-		Name   string            `json:"name"`
-		Labels map[string]string `json:"labels,omitempty"`
+		Name string `json:"name"`
 	} `json:"metadata"`
 	Spec any `json:"spec"`
 }
@@ -113,16 +112,8 @@ func newObject(kind, name string, spec any) *object {
 
 func nodeObject(r *v1alpha1.NodeProxyRules) *object { return newObject(kindNodeRules, r.Name, &r.Spec) }
 
-// serviceObject leaves out labels that the controllers do not write.
 func serviceObject(r *v1alpha1.ServiceProxyRules) *object {
-	o := newObject(kindServiceRules, r.Name, &r.Spec)
-	o.Metadata.Labels = map[string]string{}
-	for _, name := range []string{v1alpha1.LabelServiceNamespace, v1alpha1.LabelServiceName} {
-		if value, found := r.Labels[name]; found {
-			o.Metadata.Labels[name] = value
-		}
-	}
-	return o
+	return newObject(kindServiceRules, r.Name, &r.Spec)
 }
 
 func (o *object) text() (string, error) {

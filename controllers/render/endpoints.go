@@ -3,6 +3,7 @@ package render
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -243,38 +244,131 @@ func storeWinner[K comparable](winners map[K]claim, key K, c claim) {
 	}
 }
 
-// groups groups the winners of one port by state and hints.
-func groups(winners map[netip.AddrPort]claim) []v1alpha1.EndpointGroup {
-	type groupKey struct {
-		state        v1alpha1.EndpointState
-		zones, nodes string
+// class is what the endpoints of a group share but for their target ports.
+type class struct {
+	state        v1alpha1.EndpointState
+	zones, nodes string
+}
+
+// classOf returns the class of an endpoint, and a group of it without addresses; false for an endpoint
+// that receives no traffic.
+func classOf(c claim) (class, v1alpha1.EndpointGroup, bool) {
+	state, ok := c.state()
+	if !ok {
+		return class{}, v1alpha1.EndpointGroup{}, false
 	}
-	byKey := map[groupKey]*v1alpha1.EndpointGroup{}
-	for addr, c := range winners {
-		state, ok := c.state()
+	zones, nodes := c.zones(), c.nodes()
+	return class{state, strings.Join(zones, ","), strings.Join(nodes, ",")}, v1alpha1.EndpointGroup{State: state, Zones: zones, Nodes: nodes}, true
+}
+
+// groups groups the winners of one port by class, as formatVersion 1 has them.
+func groups(winners map[netip.AddrPort]claim) []v1alpha1.EndpointGroup {
+	byClass := map[class]*v1alpha1.EndpointGroup{}
+	for at, c := range winners {
+		class, group, ok := classOf(c)
 		if !ok {
 			continue
 		}
-		zones, nodes := c.zones(), c.nodes()
-		key := groupKey{state: state, zones: strings.Join(zones, ","), nodes: strings.Join(nodes, ",")}
-		g := byKey[key]
+		g := byClass[class]
 		if g == nil {
-			g = &v1alpha1.EndpointGroup{State: state, Zones: zones, Nodes: nodes}
-			byKey[key] = g
+			g = &group
+			byClass[class] = g
 		}
-		g.Addresses = append(g.Addresses, addr.String())
+		g.Addresses = append(g.Addresses, at.String())
 	}
+	return sorted(byClass, func(class) string { return "" })
+}
+
+// target is a port of an endpoint, by the name of the Service's port that it serves.
+type target struct {
+	name   string
+	number uint16
+}
+
+// groupsByTarget groups the winners of all ports by class and target ports. An address is in several
+// groups if its ports are of several classes, or if it serves one port of the Service by several of its
+// own.
+func groupsByTarget(winners portWinners) []v1alpha1.EndpointGroup {
+	type located struct {
+		addr  netip.Addr
+		class class
+	}
+	type groupKey struct {
+		class   class
+		targets string
+	}
+	byAddress, examples := map[located][]target{}, map[class]v1alpha1.EndpointGroup{}
+	for port, claims := range winners {
+		for at, c := range claims {
+			class, group, ok := classOf(c)
+			if !ok {
+				continue
+			}
+			of := located{at.Addr(), class}
+			byAddress[of], examples[class] = append(byAddress[of], target{port.name, at.Port()}), group
+		}
+	}
+	byKey := map[groupKey]*v1alpha1.EndpointGroup{}
+	for of, targets := range byAddress {
+		for _, row := range rows(targets) {
+			key := groupKey{of.class, fmt.Sprint(row)}
+			g := byKey[key]
+			if g == nil {
+				group := examples[of.class]
+				group.TargetPorts = make(map[string]int32, len(row))
+				for _, t := range row {
+					group.TargetPorts[t.name] = int32(t.number)
+				}
+				if group.State == v1alpha1.EndpointReady {
+					group.State = "" // the default
+				}
+				g = &group
+				byKey[key] = g
+			}
+			g.Addresses = append(g.Addresses, of.addr.String())
+		}
+	}
+	return sorted(byKey, func(k groupKey) string { return k.targets })
+}
+
+// rows splits target ports into lists with each name once, in order.
+func rows(targets []target) [][]target {
+	if len(targets) == 1 {
+		return [][]target{targets}
+	}
+	slices.SortFunc(targets, func(a, b target) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.number, b.number))
+	})
+	var out [][]target
+	row := 0
+	for i, t := range targets {
+		if row++; i == 0 || t.name != targets[i-1].name {
+			row = 0
+		}
+		if row == len(out) {
+			out = append(out, nil)
+		}
+		out[row] = append(out[row], t)
+	}
+	return out
+}
+
+// sorted returns groups in an order that depends on their content alone.
+func sorted[K comparable](groups map[K]*v1alpha1.EndpointGroup, targets func(K) string) []v1alpha1.EndpointGroup {
+	keys := slices.SortedFunc(maps.Keys(groups), func(a, b K) int {
+		x, y := groups[a], groups[b]
+		return cmp.Or(
+			cmp.Compare(x.State, y.State),
+			slices.Compare(x.Zones, y.Zones),
+			slices.Compare(x.Nodes, y.Nodes),
+			cmp.Compare(targets(a), targets(b)),
+		)
+	})
 	var out []v1alpha1.EndpointGroup
-	for _, g := range byKey {
+	for _, key := range keys {
+		g := groups[key]
 		slices.Sort(g.Addresses)
 		out = append(out, *g)
 	}
-	slices.SortFunc(out, func(a, b v1alpha1.EndpointGroup) int {
-		return cmp.Or(
-			cmp.Compare(a.State, b.State),
-			slices.Compare(a.Zones, b.Zones),
-			slices.Compare(a.Nodes, b.Nodes),
-		)
-	})
 	return out
 }

@@ -8,23 +8,21 @@ import (
 
 // FormatVersion returns the version in which to write rendered objects: the highest writable one
 // in every node's last report, whether its agent is alive or not. Nodes that have never reported do
-// not count. If none has, or no version suits all, it is the lowest. behind are the nodes, by name,
+// not count, because they have no rules to lose. If no version suits all, it is the lowest. behind are the nodes, by name,
 // that do not know the highest writable version. writable must not be empty.
 func FormatVersion(writable []int32, nodes []v1alpha1.NodeProxyRules) (version int32, behind []string) {
 	highest, common := slices.Max(writable), slices.Clone(writable)
-	reported := false
 	for i := range nodes {
 		if nodes[i].Status.Agent == nil {
 			continue
 		}
-		reported = true
 		known := nodes[i].Status.Agent.KnownFormats()
 		if !slices.Contains(known, highest) {
 			behind = append(behind, nodes[i].Name)
 		}
 		common = slices.DeleteFunc(common, func(v int32) bool { return !slices.Contains(known, v) })
 	}
-	if !reported || len(common) == 0 {
+	if len(common) == 0 {
 		common = []int32{slices.Min(writable)}
 	}
 	slices.Sort(behind)

@@ -30,8 +30,8 @@ func TestFormatVersion(t *testing.T) {
 		want     int32
 		behind   []string
 	}{
-		"no nodes":                                 {writable: both, want: 1},
-		"no node has reported":                     {writable: both, nodes: reports(nil, nil), want: 1},
+		"no nodes":                                 {writable: both, want: 2},
+		"no node has reported":                     {writable: both, nodes: reports(nil, nil), want: 2},
 		"all know the highest":                     {writable: both, nodes: reports(both, all), want: 2},
 		"one knows less":                           {writable: both, nodes: reports(both, one, both), want: 1, behind: []string{"n1"}},
 		"a node without report does not count":     {writable: both, nodes: reports(both, nil), want: 2},

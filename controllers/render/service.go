@@ -49,15 +49,9 @@ func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, s
 	rules := &v1alpha1.ServiceProxyRules{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: v1alpha1.ServiceProxyRulesName(svc.Namespace, svc.Name),
-			Labels: map[string]string{
-				v1alpha1.LabelServiceNamespace: svc.Namespace,
-				v1alpha1.LabelServiceName:      svc.Name,
-			},
-			Annotations: map[string]string{v1alpha1.AnnotationIgnoreUpdates: "true"},
 		},
 		Spec: v1alpha1.ServiceProxyRulesSpec{
 			FormatVersion:            formatVersion,
-			ServiceCreated:           metav1.NewTime(svc.CreationTimestamp.Truncate(time.Second)),
 			ClusterIPs:               ips,
 			ExternalIPs:              fams.addresses(as.externalIPs),
 			LoadBalancerIPs:          fams.addresses(loadBalancerIPs(svc)),
@@ -73,16 +67,38 @@ func Service(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice, s
 			PortSummary:              portSummary(as.ports),
 		},
 	}
-	if len(ips) > 0 {
-		rules.Spec.ClusterIP = ips[0]
-	}
 	in.settleAddresses(&rules.Spec, as.ports)
 	if newest := lastChange(endpointSlices); newest != "" {
-		rules.Annotations[v1alpha1.AnnotationLastChangeTriggerTime] = newest
+		metav1.SetMetaDataAnnotation(&rules.ObjectMeta, v1alpha1.AnnotationLastChangeTriggerTime, newest)
 	}
 	winners, problems := mergeEndpoints(as.ports, endpointSlices, fams)
-	rules.Spec.Ports, rules.Spec.EndpointCount = servicePorts(as.ports, winners)
+	rules.Spec.Ports = servicePorts(as.ports)
+	rules.Spec.EndpointCount = winners.count()
+	created := metav1.NewTime(svc.CreationTimestamp.Truncate(time.Second))
+	if formatVersion == 1 {
+		rules.Spec.ServiceCreated = created
+		for i, p := range rules.Spec.Ports {
+			rules.Spec.Ports[i].Endpoints = groups(winners[portKey{name: p.Name, protocol: p.Protocol}])
+		}
+		return rules, problems
+	}
+	if contestable(&rules.Spec) {
+		rules.Spec.ServiceCreated = created
+	}
+	for _, policy := range []*v1alpha1.TrafficPolicy{&rules.Spec.ExternalTrafficPolicy, &rules.Spec.InternalTrafficPolicy} {
+		if *policy == v1alpha1.TrafficPolicyCluster {
+			*policy = "" // the default
+		}
+	}
+	rules.Spec.Endpoints = groupsByTarget(winners)
 	return rules, problems
+}
+
+// contestable reports whether another Service may claim an address and port of a Service: of a cluster
+// IP, the Service that has it is the only one.
+func contestable(rules *v1alpha1.ServiceProxyRulesSpec) bool {
+	return len(rules.ExternalIPs)+len(rules.LoadBalancerIPs) > 0 || rules.HealthCheckNodePort != 0 ||
+		slices.ContainsFunc(rules.Ports, func(p v1alpha1.ServicePort) bool { return p.NodePort != 0 })
 }
 
 // clusterIPs returns the Service's cluster IPs in canonical form, primary family first, and their
@@ -264,34 +280,22 @@ func mergeEndpoints(ports []corev1.ServicePort, endpointSlices []*discoveryv1.En
 	return winners, problems.first()
 }
 
-// servicePorts renders the ports in the Service's order, and counts their distinct endpoints.
-func servicePorts(ports []corev1.ServicePort, winners portWinners) ([]v1alpha1.ServicePort, int32) {
+// servicePorts renders the ports in the Service's order.
+func servicePorts(ports []corev1.ServicePort) []v1alpha1.ServicePort {
 	out := make([]v1alpha1.ServicePort, 0, len(ports))
 	for _, p := range ports {
-		out = append(out, v1alpha1.ServicePort{
-			Name:      p.Name,
-			Protocol:  protocolOf(p),
-			Port:      p.Port,
-			NodePort:  p.NodePort,
-			Endpoints: groups(winners[portKey{name: p.Name, protocol: protocolOf(p)}]),
-		})
+		out = append(out, v1alpha1.ServicePort{Name: p.Name, Protocol: protocolOf(p), Port: p.Port, NodePort: p.NodePort})
 	}
-	return out, countEndpoints(out)
+	return out
 }
 
-func countEndpoints(ports []v1alpha1.ServicePort) int32 {
-	if len(ports) == 1 { // the addresses of one port are distinct
-		n := 0
-		for _, g := range ports[0].Endpoints {
-			n += len(g.Addresses)
-		}
-		return int32(n)
-	}
-	distinct := map[string]struct{}{}
-	for _, p := range ports {
-		for _, g := range p.Endpoints {
-			for _, a := range g.Addresses {
-				distinct[a] = struct{}{}
+// count returns the number of distinct endpoints that receive traffic.
+func (w portWinners) count() int32 {
+	distinct := map[netip.AddrPort]struct{}{}
+	for _, winners := range w {
+		for at, c := range winners {
+			if _, takes := c.state(); takes {
+				distinct[at] = struct{}{}
 			}
 		}
 	}

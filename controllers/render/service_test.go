@@ -3,6 +3,7 @@ package render
 import (
 	"encoding/json"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -64,12 +65,10 @@ func TestServiceComplete(t *testing.T) {
 	b.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-11-20T06:00:00.123Z"}
 
 	got, problems := Service(svc, []*discoveryv1.EndpointSlice{b, a}, Shape{}, Cluster{}, 2)
+	http := map[string]int32{"http": 8080}
 	want := &v1alpha1.ServiceProxyRules{}
 	want.Name = "shop.cart"
-	want.Labels = map[string]string{"nodeproxy.io/service-namespace": "shop", "nodeproxy.io/service-name": "cart"}
-	want.Annotations = map[string]string{
-		"nodeproxy.io/last-change-trigger-time": "2026-11-20T06:00:00.123Z", "argocd.argoproj.io/ignore-resource-updates": "true",
-	}
+	want.Annotations = map[string]string{"nodeproxy.io/last-change-trigger-time": "2026-11-20T06:00:00.123Z"}
 	want.Spec = v1alpha1.ServiceProxyRulesSpec{
 		FormatVersion:            2,
 		ServiceCreated:           created,
@@ -77,19 +76,17 @@ func TestServiceComplete(t *testing.T) {
 		LoadBalancerIPs:          []string{"203.0.113.9"},
 		LoadBalancerSourceRanges: []string{"198.51.100.0/24"},
 		ExternalTrafficPolicy:    "Local",
-		InternalTrafficPolicy:    "Cluster",
 		SessionAffinity:          &v1alpha1.SessionAffinity{ClientIPTimeoutSeconds: 10800},
 		HealthCheckNodePort:      31234,
-		ClusterIP:                "10.96.12.7",
 		PortSummary:              "80:30080/TCP,443:30443/TCP",
 		EndpointCount:            4,
 		Ports: []v1alpha1.ServicePort{
-			{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080, Endpoints: []v1alpha1.EndpointGroup{
-				{State: "Ready", Zones: []string{"zone-a"}, Addresses: []string{"10.244.1.5:8080", "10.244.1.6:8080"}},
-				{State: "Ready", Zones: []string{"zone-b"}, Nodes: []string{"work-7"}, Addresses: []string{"10.244.2.9:8080"}},
-				{State: "Terminating", Addresses: []string{"10.244.3.4:8080"}},
-			}},
-			{Name: "https", Protocol: "TCP", Port: 443, NodePort: 30443},
+			{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080}, {Name: "https", Protocol: "TCP", Port: 443, NodePort: 30443},
+		},
+		Endpoints: []v1alpha1.EndpointGroup{
+			{TargetPorts: http, Zones: []string{"zone-a"}, Addresses: []string{"10.244.1.5", "10.244.1.6"}},
+			{TargetPorts: http, Zones: []string{"zone-b"}, Nodes: []string{"work-7"}, Addresses: []string{"10.244.2.9"}},
+			{TargetPorts: http, State: "Terminating", Addresses: []string{"10.244.3.4"}},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -126,7 +123,7 @@ func TestServiceFields(t *testing.T) {
 		},
 		"secondary family only": {
 			edit: func(s *corev1.Service) { dual(s); s.Spec.ClusterIPs[0] = "bogus" },
-			of:   func(s spec) any { return []any{s.ClusterIPs, s.ClusterIP} }, want: []any{[]string{"fd00::1"}, "fd00::1"},
+			of:   func(s spec) any { return s.ClusterIPs }, want: []string{"fd00::1"},
 		},
 		"load-balancer IPs in proxy mode are not ours": {
 			edit: func(s *corev1.Service) {
@@ -364,4 +361,56 @@ func encoded(t *testing.T, svc *corev1.Service, in []*discoveryv1.EndpointSlice)
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// TestTargetPorts: an address is in as many groups as its target ports need, in each format with the same
+// endpoints of each port.
+func TestTargetPorts(t *testing.T) {
+	svc := service(func(s *corev1.Service) {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "metrics", Protocol: corev1.ProtocolTCP, Port: 9090})
+	})
+	withPorts := func(s *discoveryv1.EndpointSlice, ports map[string]int32) *discoveryv1.EndpointSlice {
+		s.Ports = nil
+		for name, number := range ports {
+			s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &number})
+		}
+		return s
+	}
+	both := map[string]int32{"http": 8080, "metrics": 9100}
+	all := []*discoveryv1.EndpointSlice{
+		withPorts(slice("a", endpoint("10.0.0.1"), endpoint("10.0.0.2")), both),
+		withPorts(slice("b", endpoint("10.0.0.3"), endpoint("10.0.0.2")), map[string]int32{"http": 8081}),
+		withPorts(slice("c", endpoint("10.0.0.4", terminating())), both),
+		withPorts(slice("d", endpoint("10.0.0.4")), map[string]int32{"metrics": 9100, "other": 1}),
+	}
+	rules, problems := Service(svc, all, Shape{}, Cluster{}, 2)
+	want := []v1alpha1.EndpointGroup{
+		{TargetPorts: map[string]int32{"http": 8080, "metrics": 9100}, Addresses: []string{"10.0.0.1", "10.0.0.2"}},
+		{TargetPorts: map[string]int32{"http": 8081}, Addresses: []string{"10.0.0.2", "10.0.0.3"}},
+		{TargetPorts: map[string]int32{"metrics": 9100}, Addresses: []string{"10.0.0.4"}},
+		{TargetPorts: map[string]int32{"http": 8080}, State: "Terminating", Addresses: []string{"10.0.0.4"}},
+	}
+	if diff := cmp.Diff(want, rules.Spec.Endpoints); diff != "" || len(problems) > 0 {
+		t.Errorf("endpoints (-want +got), problems %v:\n%s", problems, diff)
+	}
+	first, _ := Service(svc, all, Shape{}, Cluster{}, 1)
+	if diff := cmp.Diff(texts(first), texts(rules)); diff != "" || first.Spec.EndpointCount != rules.Spec.EndpointCount {
+		t.Errorf("format 1 and 2 differ (-1 +2), %d and %d endpoints:\n%s", first.Spec.EndpointCount, rules.Spec.EndpointCount, diff)
+	}
+}
+
+// texts are the endpoints of each port, with their states, sorted.
+func texts(rules *v1alpha1.ServiceProxyRules) [][]string {
+	var out [][]string
+	for _, port := range rules.Spec.EndpointsByPort() {
+		var of []string
+		for _, group := range port {
+			for endpoint := range group.All() {
+				of = append(of, endpoint+" "+string(group.Effective()))
+			}
+		}
+		slices.Sort(of)
+		out = append(out, of)
+	}
+	return out
 }

@@ -8,7 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	ctrl "sigs.k8s.io/controller-runtime"
 
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 )
 
 const (

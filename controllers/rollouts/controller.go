@@ -192,6 +192,7 @@ func (r *Reconciler) store(ctx context.Context, m *fleetNode, g v1alpha1.Setting
 	if err != nil {
 		return err
 	}
+	objects.Stamp(&next.ObjectMeta, r.Clock.Now())
 	if err := r.Client.Update(ctx, next); err != nil {
 		return fmt.Errorf("update NodeProxyRules %s: %w", next.Name, err)
 	}

@@ -14,20 +14,19 @@ import (
 )
 
 func TestChangedItself(t *testing.T) {
-	rules := func(port int32, format int32) *v1alpha1.ServiceProxyRules {
-		return &v1alpha1.ServiceProxyRules{Spec: v1alpha1.ServiceProxyRulesSpec{FormatVersion: format, Ports: []v1alpha1.ServicePort{{Port: port}}}}
+	rules := func(port int32) *v1alpha1.ServiceProxyRules {
+		return &v1alpha1.ServiceProxyRules{Spec: v1alpha1.ServiceProxyRulesSpec{Ports: []v1alpha1.ServicePort{{Port: port}}}}
 	}
 	for _, tt := range []struct {
 		name           string
 		stored, former *v1alpha1.ServiceProxyRules
 		retained, want bool
 	}{
-		{name: "it is new", former: rules(80, 1), want: true},
-		{name: "it is the same", stored: rules(80, 1), former: rules(80, 1), retained: true},
-		{name: "in another format", stored: rules(80, 1), former: rules(80, 2), retained: true},
-		{name: "it is another one", stored: rules(80, 1), former: rules(81, 1), retained: true, want: true},
-		{name: "it is given something else", stored: rules(80, 1), former: rules(80, 1)},
-		{name: "and has changed as well", stored: rules(80, 1), former: rules(81, 1), want: true},
+		{name: "it is new", former: rules(80), want: true},
+		{name: "it is the same", stored: rules(80), former: rules(80), retained: true},
+		{name: "it is another one", stored: rules(80), former: rules(81), retained: true, want: true},
+		{name: "it is given something else", stored: rules(80), former: rules(80)},
+		{name: "and has changed as well", stored: rules(80), former: rules(81), want: true},
 	} {
 		if got := changedItself(tt.stored, tt.former, overrides.Shaping{Retained: tt.retained, Annotation: `{"overrides":{}}`}); got != tt.want {
 			t.Errorf("%s: %t", tt.name, got)

@@ -3,7 +3,6 @@ package services
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"strings"
 	"time"
@@ -247,9 +246,13 @@ func (r *Reconciler) render(ctx context.Context, svc *corev1.Service, stored *v1
 	if limit, text := v1alpha1.SizeOf(&rules.Spec).Excess(); limit != "" { // because of its policies
 		return &renderedService{limit: limit, message: text, load: render.LoadOf(&rules.Spec, 0)}, shaping.Again, nil
 	}
-	former := rules // what the Service would have with its current overrides
-	if !shaping.Retained && stored != nil {
-		former, _ = render.Service(svc, endpointSlices, shaping.Former, around, format)
+	former := rules // what the Service would have with its current overrides, in the stored format
+	if stored != nil && (!shaping.Retained || stored.Spec.FormatVersion != format) {
+		shape := shaping.Former
+		if shaping.Retained {
+			shape = shaping.Shape
+		}
+		former, _ = render.Service(svc, endpointSlices, shape, around, stored.Spec.FormatVersion)
 	}
 	changed := changedItself(stored, former, shaping)
 	if shaping.Annotation != "" {
@@ -311,16 +314,13 @@ func changedItself(stored, former *v1alpha1.ServiceProxyRules, shaping overrides
 	if stored == nil || shaping.Retained && shaping.Annotation == "" {
 		return true // if anything is written at all
 	}
-	now := former.Spec
-	now.FormatVersion = stored.Spec.FormatVersion
-	return !equality.Semantic.DeepEqual(stored.Spec, now)
+	return !equality.Semantic.DeepEqual(stored.Spec, former.Spec)
 }
 
 // sameRules reports whether a write would change nothing that matters. The time of the last change
 // alone is no reason to write.
 func sameRules(stored, want *v1alpha1.ServiceProxyRules) bool {
-	return maps.Equal(labels.Merge(stored.Labels, want.Labels), stored.Labels) &&
-		stored.Annotations[v1alpha1.AnnotationOverrides] == want.Annotations[v1alpha1.AnnotationOverrides] &&
+	return stored.Annotations[v1alpha1.AnnotationOverrides] == want.Annotations[v1alpha1.AnnotationOverrides] &&
 		equality.Semantic.DeepEqual(stored.Spec, want.Spec)
 }
 
@@ -328,6 +328,7 @@ func sameRules(stored, want *v1alpha1.ServiceProxyRules) bool {
 func (r *Reconciler) write(ctx context.Context, want, stored *v1alpha1.ServiceProxyRules) error {
 	logger := log.FromContext(ctx).V(2)
 	if stored == nil {
+		objects.Stamp(&want.ObjectMeta, r.Clock.Now())
 		if err := r.Client.Create(ctx, want); err != nil {
 			return fmt.Errorf("%w ServiceProxyRules %s: %w", retry.ErrCreate, want.Name, err)
 		}
@@ -336,10 +337,10 @@ func (r *Reconciler) write(ctx context.Context, want, stored *v1alpha1.ServicePr
 		return nil
 	}
 	next := &v1alpha1.ServiceProxyRules{ObjectMeta: *stored.ObjectMeta.DeepCopy(), Spec: want.Spec}
-	next.Labels = labels.Merge(next.Labels, want.Labels)
 	delete(next.Annotations, v1alpha1.AnnotationLastChangeTriggerTime)
 	delete(next.Annotations, v1alpha1.AnnotationOverrides)
 	next.Annotations = labels.Merge(next.Annotations, want.Annotations)
+	objects.Stamp(&next.ObjectMeta, r.Clock.Now())
 	if err := r.Client.Update(ctx, next); err != nil {
 		return fmt.Errorf("update ServiceProxyRules %s: %w", want.Name, err)
 	}
@@ -362,6 +363,7 @@ func (r *Reconciler) end(ctx context.Context, key types.NamespacedName, stored *
 	if !stored.Spec.Released {
 		stored = stored.DeepCopy()
 		stored.Spec.Released = true
+		objects.Stamp(&stored.ObjectMeta, r.Clock.Now())
 		if err := r.Client.Update(ctx, stored); err != nil {
 			return retry.IgnoreRace(fmt.Errorf("release ServiceProxyRules %s: %w", stored.Name, err))
 		}

@@ -34,13 +34,13 @@ func TestGaugesGoWithTheLease(t *testing.T) {
 	m.Lead(true)
 	memory.NewTerm()
 	rejectService("cart")
-	m.ShowNodes(v1alpha1.NodeCounts{Total: 3, Stale: 3})
+	m.ShowNodes(v1alpha1.NodeCounts{Total: 3, Stale: 3}, []string{"a", "b", "c"}, nil)
 	expect("leading", 1, 7, 1)
 
 	m.Lead(false)
 	expect("standing by", 0, 0, 0)
-	rejectService("pay")                                 // a reconciliation that
-	m.ShowNodes(v1alpha1.NodeCounts{Total: 3, Stale: 3}) // has begun before
+	rejectService("pay")                                                               // a reconciliation that
+	m.ShowNodes(v1alpha1.NodeCounts{Total: 3, Stale: 3}, []string{"a", "b", "c"}, nil) // has begun before
 	expect("standing by, after work at hand has ended", 0, 0, 0)
 
 	m.Lead(true)

@@ -66,12 +66,13 @@ type services interface {
 	CurrentTerm() int
 }
 
-// lagging counts the nodes that lag behind; false: not known yet.
-type lagging interface{ Lagging() (int32, bool) }
+// lagging names the nodes that lag behind; false: not known yet.
+type lagging interface{ Lagging() ([]string, bool) }
 
 type recorder interface {
 	Transition(np *v1alpha1.NodeProxy, what events.Kind, note string)
 	TransitionOfNode(rules *v1alpha1.NodeProxyRules, what events.Kind, note string)
+	ModeOfNode(rules *v1alpha1.NodeProxyRules, what events.Kind, note string)
 	WarnNodeProxy(np *v1alpha1.NodeProxy, reason, action, note string)
 }
 
@@ -107,7 +108,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	r.Metrics.ShowNodes(status.Nodes)
 	if equality.Semantic.DeepEqual(np.Status, *status) {
 		r.Metrics.Skip(metrics.KindSummary)
 		return ctrl.Result{RequeueAfter: next}, nil
@@ -122,8 +122,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// status computes the status. Until unrendered Services and lagging nodes are known, it repeats those
-// of before the start. next is when it may change with time alone; 0: it cannot.
+// status computes the status and sets the metrics of nodes. Until unrendered Services and lagging nodes
+// are known, it repeats those of before the start. next is when it may change with time alone; 0: it
+// cannot.
 func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status *v1alpha1.NodeProxyStatus, next time.Duration, err error) {
 	var rules v1alpha1.NodeProxyRulesList
 	if err := r.Client.List(ctx, &rules); err != nil {
@@ -148,11 +149,13 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 		status.Unrendered = unrendered[:min(len(unrendered), maxUnrenderedNamed)]
 	}
 	status.Nodes = countNodes(rules.Items)
-	if lagging, known := r.Liveness.Lagging(); known {
-		status.Nodes.Lagging = lagging
+	lagging, known := r.Liveness.Lagging()
+	if known {
+		status.Nodes.Lagging = int32(len(lagging))
 	} else {
 		status.Nodes.Lagging = np.Status.Nodes.Lagging
 	}
+	r.Metrics.ShowNodes(status.Nodes, staleNodes(rules.Items), lagging)
 	_, invalid := render.CompleteSettings((*v1alpha1.ProxySettings)(np.Spec.Settings))
 	ready, next := readiness(rules.Items, status.Nodes, invalid, r.Clock.Now())
 	agents, nextOfAgents, err := r.agentsDeployed(ctx, np)

@@ -11,12 +11,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/events"
 	"github.com/nodeproxy-io/nodeproxy/controllers/liveness"
 	"github.com/nodeproxy-io/nodeproxy/controllers/reports"
 	"github.com/nodeproxy-io/nodeproxy/controllers/rollouts"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 const (
@@ -59,6 +59,17 @@ func countNodes(rules []v1alpha1.NodeProxyRules) v1alpha1.NodeCounts {
 		}
 	}
 	return counts
+}
+
+// staleNodes names the nodes that countNodes counts as stale.
+func staleNodes(rules []v1alpha1.NodeProxyRules) []string {
+	var out []string
+	for i := range rules {
+		if !reports.Absent(&rules[i]) && reports.NotResponding(&rules[i]) {
+			out = append(out, rules[i].Name)
+		}
+	}
+	return out
 }
 
 // readiness decides the condition Ready of a NodeProxy. next is when its message changes with time

@@ -3,15 +3,16 @@ package summary
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/internal/controllertest"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 	"github.com/nodeproxy-io/nodeproxy/test/messages"
 )
 
@@ -68,6 +69,9 @@ func TestSummary(t *testing.T) {
 	counts := countNodes(all)
 	if diff := cmp.Diff(v1alpha1.NodeCounts{Total: 5, Programmed: 2, NotProgrammed: 1, Stale: 1, Audit: 1, Fallback: 1}, counts); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if stale := staleNodes(all); !slices.Equal(stale, []string{"c"}) {
+		t.Errorf("stale: %v", stale)
 	}
 	for name, c := range map[string]struct {
 		rules   []v1alpha1.NodeProxyRules

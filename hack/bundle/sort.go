@@ -26,6 +26,12 @@ var maintainedByController = map[string]bool{
 	"ValidatingAdmissionPolicyBinding.admissionregistration.k8s.io": true,
 }
 
+// omitted are the kinds that OLM does not accept, and that nodeproxy also works without.
+var omitted = map[string]bool{
+	"FlowSchema.flowcontrol.apiserver.k8s.io":                 true,
+	"PriorityLevelConfiguration.flowcontrol.apiserver.k8s.io": true,
+}
+
 const maintainFlag = "--manage-cluster-objects"
 
 // objects are the objects of config/manifests by their place in the bundle.
@@ -139,6 +145,7 @@ func (s *objects) take(o *unstructured.Unstructured) error {
 			s.beside = append(s.beside, o)
 		case maintainedByController[kind]:
 			s.maintained = append(s.maintained, name(o))
+		case omitted[kind]:
 		default:
 			return fmt.Errorf("%s cannot be in a bundle, or hack/bundle does not support it", kind)
 		}

@@ -17,6 +17,7 @@ type state struct {
 	changelog   string
 	bundle      string            // the ClusterServiceVersion
 	catalog     string            // the template
+	chart       string            // Chart.yaml
 	pages       map[string]string // on installation, for any version
 	changedCRDs []string
 	tags        []string // of this commit
@@ -28,7 +29,7 @@ func (s *state) check() []string {
 	if _, err := version.ParseSemantic(s.release); err != nil {
 		return []string{fmt.Sprintf("RELEASE of the Makefile is %q, which is not a version like 0.1.0.", s.release)}
 	}
-	out := slices.Concat(s.checkBundle(), s.checkCatalog(), s.checkChangelog(), s.checkPages())
+	out := slices.Concat(s.checkBundle(), s.checkChart(), s.checkCatalog(), s.checkChangelog(), s.checkPages())
 	for _, tag := range s.tags {
 		if tag != "v"+s.release {
 			out = append(out, fmt.Sprintf("This commit has the tag %s, and RELEASE of the Makefile is %s.", tag, s.release))
@@ -57,6 +58,17 @@ func (s *state) checkBundle() []string {
 	}
 	if csv.Metadata.Name != s.name() || csv.Spec.Version != s.release {
 		return []string{fmt.Sprintf("The bundle is %s, version %s, and RELEASE of the Makefile is %s: run make bundle.", csv.Metadata.Name, csv.Spec.Version, s.release)}
+	}
+	return nil
+}
+
+func (s *state) checkChart() []string {
+	chart := struct{ Version, AppVersion string }{}
+	if err := yaml.Unmarshal([]byte(s.chart), &chart); err != nil {
+		return []string{fmt.Sprintf("charts/nodeproxy/Chart.yaml cannot be read: %v.", err)}
+	}
+	if chart.Version != s.release || chart.AppVersion != "v"+s.release {
+		return []string{fmt.Sprintf("charts/nodeproxy/Chart.yaml is version %s of %s, and RELEASE of the Makefile is %s: change both.", chart.Version, chart.AppVersion, s.release)}
 	}
 	return nil
 }

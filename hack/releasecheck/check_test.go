@@ -13,6 +13,7 @@ import (
 const (
 	changelog = "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-03-01\n\n### Added\n\n- More.\n\n## [0.1.0] - 2026-01-31\n"
 	bundle    = "metadata: {name: nodeproxy.v0.2.0}\nspec: {version: 0.2.0}\n"
+	chart     = "version: 0.2.0\nappVersion: v0.2.0\n"
 	catalog   = `entries:
 - {schema: olm.package, name: nodeproxy, defaultChannel: candidate}
 - schema: olm.channel
@@ -26,7 +27,7 @@ const (
 )
 
 func released() *state {
-	return &state{release: "0.2.0", changelog: changelog, bundle: bundle, catalog: catalog, final: true, pages: map[string]string{"docs/olm.md": "image: catalog:vX.Y.Z, v1.2"}}
+	return &state{release: "0.2.0", changelog: changelog, bundle: bundle, chart: chart, catalog: catalog, final: true, pages: map[string]string{"docs/olm.md": "image: catalog:vX.Y.Z, v1.2"}}
 }
 
 func TestRelease(t *testing.T) {
@@ -50,6 +51,10 @@ func TestRelease(t *testing.T) {
 		"another bundle": {
 			change: func(s *state) { replace(&s.bundle, "v0.2.0", "v0.1.0") },
 			want:   []string{"The bundle is nodeproxy.v0.1.0, version 0.2.0, and RELEASE of the Makefile is 0.2.0: run make bundle."},
+		},
+		"another chart": {
+			change: func(s *state) { replace(&s.chart, "v0.2.0", "v0.1.0") },
+			want:   []string{"charts/nodeproxy/Chart.yaml is version 0.2.0 of v0.1.0, and RELEASE of the Makefile is 0.2.0: change both."},
 		},
 		"another tag": {
 			change: func(s *state) { s.tags = []string{"v0.2.0", "v0.2.1"} },
@@ -125,6 +130,7 @@ func TestGather(t *testing.T) {
 		}
 	}
 	write(changelog, "CHANGELOG.md")
+	write(chart, "charts", "nodeproxy", "Chart.yaml")
 	write(bundle, "bundle", "manifests", "nodeproxy.clusterserviceversion.yaml")
 	if _, err := gather(t.Context(), directory, "0.2.0"); err == nil || !strings.Contains(err.Error(), "template.yaml") {
 		t.Errorf("without a catalog it prints %v", err)
@@ -149,7 +155,7 @@ func TestGather(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &state{
-		release: "0.2.0", changelog: changelog, bundle: bundle, catalog: catalog,
+		release: "0.2.0", changelog: changelog, bundle: bundle, chart: chart, catalog: catalog,
 		pages:       map[string]string{"docs/install.md": "install", "docs/olm.md": "olm"},
 		changedCRDs: []string{"new.yaml", "other.yaml"}, tags: []string{"v0.2.0"},
 	}

@@ -41,6 +41,7 @@ func gather(ctx context.Context, directory, release string) (*state, error) {
 	}
 	s.changelog = text("CHANGELOG.md")
 	s.bundle = text("bundle", "manifests", "nodeproxy.clusterserviceversion.yaml")
+	s.chart = text("charts", "nodeproxy", "Chart.yaml")
 	s.catalog = text("config", "catalog", "template.yaml")
 	s.pages = map[string]string{}
 	for _, page := range []string{"install.md", "olm.md"} {

@@ -68,7 +68,7 @@ func TestWhatKubectlPrints(t *testing.T) {
 		}
 		nodes[rules.Name] = true
 	}
-	for _, title := range []string{"all-well", "service-rejected", "other-proxy", "audit-differs", "objects-retained"} {
+	for _, title := range []string{"all-well", "service-rejected", "other-proxy", "audit-differs", "endpoint-fails", "objects-retained"} {
 		create(reported(t, title, title))
 	}
 	// Clouds' names are the longest.
@@ -116,7 +116,7 @@ func TestWhatKubectlPrintsOfAll(t *testing.T) {
 		newObject(t, "NodeProxyPolicy", "edge", nodePolicy("")),
 		newObject(t, "ServiceProxyPolicy", "open", servicePolicy("{}")),
 		newObject(t, "NodeProxyRules", "work-7", `{formatVersion: 1, settings: {}, node: {draining: false}, policies: [edge, base], policySummary: "edge,base"}`),
-		newObject(t, "ServiceProxyRules", "shop.cart", `{formatVersion: 1, clusterIP: 10.96.0.9, portSummary: 80/TCP, endpointCount: 3, policies: [open, base], policySummary: "open,base"}`),
+		newObject(t, "ServiceProxyRules", "shop.cart", `{formatVersion: 1, clusterIPs: [10.96.0.9], portSummary: 80/TCP, endpointCount: 3, policies: [open, base], policySummary: "open,base"}`),
 	}
 	for _, o := range objects {
 		if err := server.client.Create(t.Context(), o); err != nil {

@@ -37,7 +37,7 @@ func (f field) segments() []string { return strings.Split(f.path, ".") }
 func (f field) number() bool { return f.schema.Type == "integer" || f.schema.Type == "number" }
 
 // kubernetesTypes are fields whose type belongs to Kubernetes.
-var kubernetesTypes = []string{"status.conditions", "spec.agent.resources", "spec.agent.tolerations"}
+var kubernetesTypes = []string{"status.conditions", "spec.agent.imagePullSecrets", "spec.agent.resources", "spec.agent.tolerations"}
 
 func readCRDs(t *testing.T) map[string]crd {
 	t.Helper()

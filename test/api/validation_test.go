@@ -140,6 +140,8 @@ func TestRolloutAgentAndAPIServerInvalid(t *testing.T) {
 		{"relative state directory", `agent: {stateDir: nodeproxy}`, []string{"agent.stateDir must be an absolute path"}},
 		{"unknown management", `agent: {management: Auto}`, []string{"spec.agent.management: Unsupported value"}},
 		{"unknown removal policy", `removalPolicy: Delete`, []string{"spec.removalPolicy: Unsupported value"}},
+		{"Secret without name", `agent: {imagePullSecrets: [{name: registry}, {}]}`, []string{"agent.imagePullSecrets must name Secrets, such as name: registry"}},
+		{"unknown log format", `agent: {logFormat: json}`, []string{"spec.agent.logFormat: Unsupported value"}},
 		{"http endpoint", `apiServer: {endpoints: ["http://192.0.2.10:6443"]}`, []string{https}},
 		{"endpoint without scheme", `apiServer: {endpoints: ["https://192.0.2.10:6443", "192.0.2.11:6443"]}`, []string{https}},
 		{"endpoint without host", `apiServer: {endpoints: ["https://:6443"]}`, []string{https}},

@@ -14,7 +14,7 @@ import (
 const worse = 2
 
 // readRatios reads the ratios of an earlier run: a file that bench has written, or a
-// part of one. Rows that the file leaves out are not compared.
+// part of one, and goals beside them. Rows that the file leaves out are not compared.
 func readRatios(path string) (*report, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -52,8 +52,13 @@ func (r *report) against(o options) error {
 			switch ratio, measured := now[name]; {
 			case !measured:
 				failed = append(failed, fmt.Errorf("%s: %s: no ratio was measured", earlier, name))
-			case ratio > worse*before:
-				failed = append(failed, fmt.Errorf("%s: %s: the ratio is %.4f, more than %d times the earlier %.4f", earlier, name, ratio, worse, before))
+			case timesAsBad(name, ratio, before) > worse:
+				failed = append(failed, fmt.Errorf("%s: %s: the ratio is %.4f, more than %d times as bad as the earlier %.4f", earlier, name, ratio, worse, before))
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(earlier.Goals)) {
+			if goal, ratio := earlier.Goals[name], now[name]; ratio == 0 || timesAsBad(name, ratio, goal) > 1 {
+				failed = append(failed, fmt.Errorf("%s: %s: the ratio is %.4f, the goal is %.4f", earlier, name, ratio, goal))
 			}
 		}
 	}
@@ -61,6 +66,15 @@ func (r *report) against(o options) error {
 		return errors.New("no earlier ratio is of what was measured")
 	}
 	return errors.Join(failed...)
+}
+
+// timesAsBad compares two ratios of a row.
+func timesAsBad(row string, ratio, other float64) float64 {
+	switch row {
+	case connectionsRow, oneStreamRow, allStreamsRow:
+		return other / ratio
+	}
+	return ratio / other
 }
 
 // measures reports whether these options ask for the situation of a result.

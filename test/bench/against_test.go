@@ -53,6 +53,29 @@ func TestAgainst(t *testing.T) {
 	}
 }
 
+// TestGoals: a goal, unlike an earlier ratio, has to be reached. In some rows more is better.
+func TestGoals(t *testing.T) {
+	const memoryRow = "  with 10,000 connections"
+	earlier := result{Mode: v1alpha1.ModeUserspace, Ratios: map[string]float64{connectionsRow: 4, memoryRow: .3}, Goals: map[string]float64{connectionsRow: 3, memoryRow: .5}}
+	o := options{mode: v1alpha1.ModeUserspace, sizes: []size{{}}, variants: []variant{""}, earlier: &report{Results: []result{earlier}}}
+	for name, c := range map[string]struct {
+		ratios map[string]float64
+		want   string
+	}{
+		"as before":             {ratios: earlier.Ratios},
+		"the goals are reached": {ratios: map[string]float64{connectionsRow: 3.1, memoryRow: .49}},
+		"too much memory":       {ratios: map[string]float64{connectionsRow: 4, memoryRow: .51}, want: memoryRow + ": the ratio is 0.5100, the goal is 0.5000"},
+		"too few connections":   {ratios: map[string]float64{connectionsRow: 2.9, memoryRow: .3}, want: connectionsRow + ": the ratio is 2.9000, the goal is 3.0000"},
+		"half as many":          {ratios: map[string]float64{connectionsRow: 1.9, memoryRow: .3}, want: "more than 2 times as bad as the earlier 4.0000"},
+	} {
+		r := &report{Results: []result{{Mode: v1alpha1.ModeUserspace, Ratios: c.ratios}}}
+		err := r.against(o)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // benchCall finds the targets and variables that hack/test.sh gives make.
 var benchCall = regexp.MustCompile(`(?m)^\s*run_program "make bench.*?" make --no-print-directory (bench .*)$`)
 

@@ -149,9 +149,9 @@ func (s *sightings) note(object any, now time.Time) {
 			s.slices[o.Endpoints[i].Addresses[0]] = now
 		}
 	case *v1alpha1.ServiceProxyRules:
-		for _, port := range o.Spec.Ports {
-			for _, group := range port.Endpoints {
-				for _, endpoint := range group.Addresses {
+		for _, port := range o.Spec.EndpointsByPort() {
+			for _, group := range port {
+				for endpoint := range group.All() {
 					address, _, _ := strings.Cut(endpoint, ":")
 					s.rules[address] = now
 				}

@@ -54,9 +54,9 @@ func (s *subject) firstSync(ctx context.Context, command cluster.Command) error 
 	}
 	s.measurements.FirstSync = done.full.sum / done.full.count
 	s.measurements.FirstSyncWall = done.last.Sub(start).Seconds()
-	used, err := readUsage(s.process)
-	s.measurements.FirstSyncCPU = used.cpu.Seconds()
-	s.measurements.FirstSyncResident = used.resident
+	used, err := s.process.Usage()
+	s.measurements.FirstSyncCPU = used.CPU.Seconds()
+	s.measurements.FirstSyncResident = used.Resident
 	return err
 }
 
@@ -207,31 +207,31 @@ func (s *subject) churn(ctx context.Context, controller *cluster.Process) error 
 	for _, err := range failed[:min(len(failed), 5)] {
 		s.progress.line("%s: a connection failed: %v", s.name, err)
 	}
-	s.measurements.ChurnCPU = (after.proxy.cpu - before.proxy.cpu).Seconds()
+	s.measurements.ChurnCPU = (after.proxy.CPU - before.proxy.CPU).Seconds()
 	s.measurements.ChurnReceived = float64(after.received-before.received) / float64(changes)
 	s.measurements.ChurnSent = float64(after.sent-before.sent) / float64(changes)
-	s.measurements.Resident, s.measurements.Peak = after.proxy.resident, after.proxy.peak
+	s.measurements.Resident, s.measurements.Peak = after.proxy.Resident, after.proxy.Peak
 	if controller != nil {
-		s.measurements.Controller.ChurnCPU = (after.controller.cpu - before.controller.cpu).Seconds()
-		s.measurements.Controller.Resident, s.measurements.Controller.Peak = after.controller.resident, after.controller.peak
+		s.measurements.Controller.ChurnCPU = (after.controller.CPU - before.controller.CPU).Seconds()
+		s.measurements.Controller.Resident, s.measurements.Controller.Peak = after.controller.Resident, after.controller.Peak
 	}
 	return nil
 }
 
 // look is what is read at the start and at the end of the churn.
 type look struct {
-	proxy, controller usage
+	proxy, controller cluster.Usage
 	traffic
 }
 
 func (s *subject) look(controller *cluster.Process) (look, error) {
 	var l look
 	var err error
-	if l.proxy, err = readUsage(s.process); err != nil {
+	if l.proxy, err = s.process.Usage(); err != nil {
 		return l, fmt.Errorf("%s: %w", s.name, err)
 	}
 	if controller != nil {
-		if l.controller, err = readUsage(controller); err != nil {
+		if l.controller, err = controller.Usage(); err != nil {
 			return l, fmt.Errorf("the controller: %w", err)
 		}
 	}
@@ -276,19 +276,19 @@ func (s *subject) kill(ctx context.Context) error {
 	})
 }
 
-// saveLog keeps the proxy's log.
-func (s *subject) saveLog(name string) error {
-	if s.logs == "" || s.process == nil {
+// saveLog copies a process's log.
+func (o *options) saveLog(process *cluster.Process, name string) error {
+	if o.logs == "" || process == nil {
 		return nil
 	}
-	text, err := os.ReadFile(s.process.Log())
+	text, err := os.ReadFile(process.Log())
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(s.logs, 0o755); err != nil {
+	if err := os.MkdirAll(o.logs, 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(s.logs, name+".log"), text, 0o600)
+	return os.WriteFile(filepath.Join(o.logs, name), text, 0o600)
 }
 
 // quantile of values, which it sorts.

@@ -17,10 +17,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 )
 
-// answerAll makes the client outside answer at every address of endpointRange
-// with that address, until the cluster ends, so that each of many thousand
-// endpoints can be connected to.
-func answerAll(ctx context.Context, c *cluster.Cluster) error {
+// answerAll makes the client outside accept connections at every address of
+// endpointRange, until the cluster ends, so that each of many thousand endpoints
+// can be connected to. It calls answer with one connection after the other.
+func answerAll(ctx context.Context, c *cluster.Cluster, answer func(net.Conn)) error {
 	if _, err := c.Outside().Exec(ctx, "ip", "route", "add", "local", endpointRange, "dev", "lo"); err != nil {
 		return err
 	}
@@ -39,12 +39,17 @@ func answerAll(ctx context.Context, c *cluster.Cluster) error {
 			if err != nil {
 				return
 			}
-			local, _, _ := strings.Cut(conn.LocalAddr().String(), ":")
-			_, _ = io.WriteString(conn, local)
-			_ = conn.Close()
+			answer(conn)
 		}
 	}()
 	return nil
+}
+
+// answerAddress answers with the endpoint's address.
+func answerAddress(conn net.Conn) {
+	local, _, _ := strings.Cut(conn.LocalAddr().String(), ":")
+	_, _ = io.WriteString(conn, local)
+	_ = conn.Close()
 }
 
 // routeToEndpoints makes a node send what is for endpoints to where they answer.
@@ -64,43 +69,74 @@ const (
 )
 
 // connect opens a connection from the calling thread's network namespace and
-// returns how long that took and, if it is asked for, who answered. It uses
-// plain system calls: those of package net take longer than what is measured.
+// returns how long that took and, if it is asked for, who answered.
 func connect(to netip.AddrPort, patience time.Duration, ask bool) (time.Duration, string, error) {
-	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	s, took, err := dial(to, patience)
 	if err != nil {
-		return 0, "", err
-	}
-	defer unix.Close(socket)
-	limit := unix.NsecToTimeval(patience.Nanoseconds())
-	err = errors.Join(
-		unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit),
-		unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
-		// No port stays in use for a minute after a connection.
-		unix.SetsockoptLinger(socket, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
-	)
-	if err != nil {
-		return 0, "", err
-	}
-	start := time.Now()
-	for {
-		err = unix.Connect(socket, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	took := time.Since(start)
-	if err != nil || !ask {
 		return took, "", err
 	}
-	buffer := make([]byte, 64)
-	for {
-		n, err := unix.Read(socket, buffer)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		return took, string(buffer[:max(n, 0)]), err
+	defer s.abort()
+	if !ask {
+		return took, "", nil
 	}
+	buffer := make([]byte, 64)
+	n, err := s.read(buffer)
+	return took, string(buffer[:n]), err
+}
+
+// socket is a connection used by plain system calls: those of package net take
+// longer than what is measured.
+type socket int
+
+// dial opens a connection from the calling thread's network namespace, and
+// returns how long that took. Nothing done with it may take longer than patience.
+func dial(to netip.AddrPort, patience time.Duration) (socket, time.Duration, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, 0, err
+	}
+	limit := unix.NsecToTimeval(patience.Nanoseconds())
+	err = errors.Join(
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
+	)
+	start := time.Now()
+	if err == nil {
+		err = uninterrupted(func() error {
+			return unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+		})
+	}
+	took := time.Since(start)
+	if err != nil {
+		_ = unix.Close(fd)
+	}
+	return socket(fd), took, err
+}
+
+// uninterrupted repeats a system call that a signal has interrupted.
+func uninterrupted(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// read returns 0 when the other side has closed the connection.
+func (s socket) read(to []byte) (n int, err error) {
+	err = uninterrupted(func() error {
+		n, err = unix.Read(int(s), to)
+		return err
+	})
+	return max(n, 0), err
+}
+
+func (s socket) close() { _ = unix.Close(int(s)) }
+
+// abort resets the connection, so that no port stays in use for a minute.
+func (s socket) abort() {
+	_ = unix.SetsockoptLinger(int(s), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	s.close()
 }
 
 // waitForAnswer connects again and again until an endpoint answers, and returns

@@ -64,13 +64,13 @@ func parse(args []string) (options, error) {
 		endpoints               int
 	)
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	flags.StringVar(&mode, "mode", string(v1alpha1.ModeIPTables), "the `mode` of both proxies: IPTables, IPVS or NFTables")
+	flags.StringVar(&mode, "mode", string(v1alpha1.ModeIPTables), "the `mode` of both proxies: IPTables, IPVS, NFTables or Userspace")
 	flags.StringVar(&o.bin, "bin", "bin", "`directory` with nodeproxy-controller and nodeproxy-agent")
 	flags.StringVar(&o.config, "config", "config", "`directory` with the CRDs and roles")
 	flags.StringVar(&o.out, "out", filepath.Join("dist", "bench.json"), "`file` for the results as JSON")
 	flags.StringVar(&sizes, "sizes", "1000 5000", "`numbers` of Services, as in 5000 or, with another number of endpoints, 5000x50")
 	flags.StringVar(&variants, "variants", "nf_tables legacy", "`variants` of iptables, in mode IPTables")
-	flags.StringVar(&proxys, "proxies", kubeProxyName+" "+nodeproxyName, "the `proxies` to measure; both, to compare them")
+	flags.StringVar(&proxys, "proxies", "", "the `proxies` to measure; empty: all, to compare them")
 	flags.IntVar(&endpoints, "endpoints", 10, "endpoints of each Service")
 	flags.IntVar(&o.moves, "moves", 25, "how often an endpoint is moved to see when the first connection arrives")
 	flags.DurationVar(&o.patience, "patience", 0, "how long kube-proxy's first sync may take before nothing more is measured of it; 0: 10m in mode NFTables, else 30m")
@@ -101,14 +101,21 @@ func parse(args []string) (options, error) {
 	if err := o.setVariants(variants); err != nil {
 		return o, err
 	}
-	for word := range strings.FieldsSeq(proxys) {
-		if word != kubeProxyName && word != nodeproxyName {
-			return o, fmt.Errorf("-proxies: %q is neither %s nor %s", word, kubeProxyName, nodeproxyName)
-		}
-		o.proxies = append(o.proxies, word)
+	all := []string{kubeProxyName, nodeproxyName}
+	if o.mode == v1alpha1.ModeUserspace {
+		all = append(all, kernelName)
 	}
-	if len(o.sizes) == 0 || len(o.variants) == 0 || len(o.proxies) == 0 {
-		return o, errors.New("nothing to measure: give at least one size, one variant and one proxy")
+	o.proxies = strings.Fields(proxys)
+	for _, word := range o.proxies {
+		if !slices.Contains(all, word) {
+			return o, fmt.Errorf("-proxies: %q is none of %v", word, all)
+		}
+	}
+	if len(o.proxies) == 0 {
+		o.proxies = all
+	}
+	if len(o.sizes) == 0 || len(o.variants) == 0 {
+		return o, errors.New("nothing to measure: give at least one size and one variant")
 	}
 	if o.moves < 2 || o.patience <= 0 || o.churn < time.Second || o.changes < 1 || o.connections < 0 || o.changes > maxPace || o.connections > maxPace {
 		return o, fmt.Errorf("-moves must be at least 2, -churn at least 1s, -patience positive, -changes and -connections at most %d", maxPace)
@@ -121,7 +128,7 @@ const maxPace = 5000
 
 // setMode sets the mode and what depends on it unless the command line sets it.
 func (o *options) setMode(name string) error {
-	modes := []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS, v1alpha1.ModeNFTables}
+	modes := []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS, v1alpha1.ModeNFTables, v1alpha1.ModeUserspace}
 	i := slices.IndexFunc(modes, func(mode v1alpha1.ProxyMode) bool { return strings.EqualFold(name, string(mode)) })
 	if i < 0 {
 		return fmt.Errorf("-mode: %q is none of %v", name, modes)
@@ -145,8 +152,8 @@ func (o *options) setMode(name string) error {
 
 func (o *options) setVariants(variants string) error {
 	switch {
-	case o.mode == v1alpha1.ModeNFTables:
-		variants = string(nfTables) // as its packages install it; there are no rules
+	case o.mode == v1alpha1.ModeNFTables, o.mode == v1alpha1.ModeUserspace:
+		variants = string(nfTables) // as its packages install it; there are no rules, or few
 	case o.mode == v1alpha1.ModeIPVS:
 		// A handful of rules, whatever there is: the variant makes no difference.
 		variants, _, _ = strings.Cut(strings.TrimSpace(variants), " ")
@@ -183,6 +190,10 @@ func (o *options) minutes() int {
 	var total time.Duration
 	for _, s := range o.sizes {
 		n := time.Duration(s.services)
+		if o.mode == v1alpha1.ModeUserspace {
+			total += 30*time.Second + time.Duration(len(o.proxies))*(20*time.Second+rounds*(5*window+3*warmUp))
+			continue
+		}
 		if o.mode == v1alpha1.ModeIPVS {
 			// As it was in User-mode Linux; kube-proxy's part grows with the Services.
 			total += 2*time.Minute + time.Duration(len(o.proxies))*o.churn + n*time.Duration(140+10*o.moves)*time.Millisecond

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,26 +10,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
-
-func TestParseUsage(t *testing.T) {
-	stat := "42 (a ) name) S 1 42 42 0 -1 4194560 100 200 3 4 150 50 25 75 20 0 11 0 100 1 1"
-	status := "Name:\ta\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n"
-	got, err := parseUsage(stat, status)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := (usage{cpu: 3 * time.Second, resident: 1 << 20, peak: 2 << 20}); got != want {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-	for _, broken := range []string{"", "42 (a) S 1 2"} {
-		if _, err := parseUsage(broken, status); err == nil {
-			t.Errorf("no error for %q", broken)
-		}
-	}
-	if _, err := parseUsage(stat, "Name:\ta\n"); err == nil {
-		t.Error("no error without VmRSS")
-	}
-}
 
 func TestParseTraffic(t *testing.T) {
 	text := "Inter-|   Receive\n face |bytes\n" +
@@ -102,6 +83,70 @@ func TestParseModeNFTables(t *testing.T) {
 	}
 }
 
+func TestParseModeUserspace(t *testing.T) {
+	o, err := parse(strings.Fields("-mode userspace"))
+	if err != nil || o.mode != v1alpha1.ModeUserspace || !slices.Equal(o.proxies, []string{kubeProxyName, nodeproxyName, kernelName}) {
+		t.Errorf("got %+v, %v", o, err)
+	}
+	if o, err = parse(strings.Fields("-mode userspace -proxies NFTables")); err != nil || !slices.Equal(o.proxies, []string{kernelName}) {
+		t.Errorf("got %+v, %v", o, err)
+	}
+	if _, err := parse(strings.Fields("-mode nftables -proxies NFTables")); err == nil {
+		t.Error("mode NFTables has no such column")
+	}
+}
+
+func TestParseMachineCPU(t *testing.T) {
+	if got, err := parseMachineCPU("cpu  100 20 30 9999 7777 40 10 5 0 0\ncpu0 1 1 1 1 1 1 1\n"); err != nil || got != 2*time.Second {
+		t.Errorf("got %s, %v", got, err)
+	}
+	if _, err := parseMachineCPU("cpu 1 2 3\n"); err == nil {
+		t.Error("no error without all times")
+	}
+}
+
+// TestServing: the same server answers requests, ends connections and sends bytes.
+func TestServing(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go answerRequests(conn)
+		}
+	}()
+	to := listener.Addr().(*net.TCPAddr).AddrPort()
+	if took, err := askOnce(to, connectPatience); err != nil || took <= 0 {
+		t.Errorf("one request took %s: %v", took, err)
+	}
+	s, _, err := dial(to, connectPatience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.abort()
+	for range 2 {
+		if err := s.ask(oneAnswer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.send(stream); err != nil {
+		t.Fatal(err)
+	}
+	for got, buffer := 0, make([]byte, 1<<20); got < 1<<20; {
+		n, err := s.read(buffer)
+		if n == 0 || err != nil {
+			t.Fatalf("after %d bytes: %d, %v", got, n, err)
+		}
+		got += n
+	}
+}
+
 func TestParseKernelMemory(t *testing.T) {
 	text := "MemTotal:  99 kB\nSUnreclaim:       1 kB\nVmallocTotal:   99 kB\nVmallocUsed:  20 kB\nPercpu:  300 kB\n"
 	if got, err := parseKernelMemory(text); err != nil || got != 321<<10 {
@@ -170,6 +215,29 @@ func TestTableOfGivenUp(t *testing.T) {
 		"kernel memory of the rules                 -      17.0 MB       -",
 		"connections in the churn                   -        60000       -",
 		"  of these failed                          -            0       -",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is missing in\n%s", want, out.String())
+		}
+	}
+}
+
+func TestTableOfUserspace(t *testing.T) {
+	r := &report{mode: v1alpha1.ModeUserspace, Results: []result{{
+		Services: 100, Endpoints: 10, Mode: v1alpha1.ModeUserspace,
+		KubeProxy: &measurements{Load: &loadMeasurements{Connections: 1000, OneStream: 1e9, ConnectionCPU: 1e-4}},
+		Nodeproxy: &measurements{Load: &loadMeasurements{Connections: 4000, OneStream: 3e9, ConnectionCPU: 2e-5}},
+		NFTables:  &measurements{Load: &loadMeasurements{Connections: 8000, OneStream: 6e9}},
+	}}}
+	r.end()
+	var out strings.Builder
+	r.print(&out)
+	for _, want := range []string{
+		"100 Services x 10 endpoints, Userspace",
+		"kube-proxy    nodeproxy   ratio     NFTables   ratio",
+		"new connections/s                       1000         4000   4.000         8000   0.500",
+		"  proxy's CPU for each                100 us        20 us   0.200            -       -",
+		"throughput of 1 stream           1000.0 MB/s  3000.0 MB/s   3.000  6000.0 MB/s   0.500",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is missing in\n%s", want, out.String())

@@ -28,6 +28,8 @@ const (
 const (
 	kubeProxyName = "kube-proxy"
 	nodeproxyName = "nodeproxy"
+	// kernelName is nodeproxy in mode NFTables, beside mode Userspace.
+	kernelName = string(v1alpha1.ModeNFTables)
 )
 
 // proxy is a program that is measured.
@@ -54,13 +56,23 @@ func nodeproxy(n *install.Nodeproxy) *proxy {
 	return &proxy{name: nodeproxyName, table: "nodeproxy", command: n.AgentCommand}
 }
 
-func kubeProxy(c *cluster.Cluster, mode v1alpha1.ProxyMode) *proxy {
+// kubeProxyProgram provides the kube-proxy that has a mode, and returns its path.
+func kubeProxyProgram(ctx context.Context, mode v1alpha1.ProxyMode) (string, error) {
+	which := os.Getenv(binaries.KubernetesVariable)
+	if mode == v1alpha1.ModeUserspace {
+		which = binaries.WithUserspace
+	}
+	directory, err := binaries.EnsureOf(ctx, os.Stderr, which, binaries.KubeProxy)
+	return filepath.Join(directory, string(binaries.KubeProxy)), err
+}
+
+func kubeProxy(c *cluster.Cluster, program string, mode v1alpha1.ProxyMode) *proxy {
 	return &proxy{
 		name:  kubeProxyName,
 		table: "kube-proxy",
 		command: func(node *cluster.Node) (cluster.Command, error) {
 			kubeconfig, err := c.KubeconfigFor("kube-proxy", "system:kube-proxy")
-			return cluster.Command{Path: filepath.Join(c.Assets(), string(binaries.KubeProxy)), Args: []string{
+			return cluster.Command{Path: program, Args: []string{
 				"--kubeconfig", kubeconfig, "--hostname-override", node.Name(), "--proxy-mode", strings.ToLower(string(mode)),
 				"--cluster-cidr", "10.244.0.0/16", "--conntrack-max-per-core", "0",
 			}}, err

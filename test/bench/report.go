@@ -47,6 +47,8 @@ type measurements struct {
 	Peak              uint64  `json:"peakResidentBytes"`
 	// Controller is nodeproxy's controller, of which a cluster has one.
 	Controller *controllerMeasurements `json:"controller,omitempty"`
+	// Load is all that is measured in mode Userspace.
+	Load *loadMeasurements `json:"load,omitempty"`
 }
 
 type controllerMeasurements struct {
@@ -67,14 +69,23 @@ type result struct {
 	Variant   string             `json:"iptables"`
 	KubeProxy *measurements      `json:"kubeProxy,omitempty"`
 	Nodeproxy *measurements      `json:"nodeproxy,omitempty"`
+	// NFTables is nodeproxy in that mode, beside mode Userspace.
+	NFTables *measurements `json:"nftables,omitempty"`
 	// Ratios are nodeproxy/kube-proxy by row of the table.
 	Ratios map[string]float64 `json:"ratios,omitempty"`
+	// RatiosToNFTables are nodeproxy/NFTables.
+	RatiosToNFTables map[string]float64 `json:"ratiosToNFTables,omitempty"`
+	// Goals, of earlier results, are what ratios have to reach.
+	Goals map[string]float64 `json:"goals,omitempty"`
 }
 
 func (r *result) set(name string, f *measurements) {
-	if name == kubeProxyName {
+	switch name {
+	case kubeProxyName:
 		r.KubeProxy = f
-	} else {
+	case kernelName:
+		r.NFTables = f
+	default:
 		r.Nodeproxy = f
 	}
 }
@@ -90,10 +101,12 @@ type report struct {
 	ChurnPace   int       `json:"churnChangesPerSecond"`
 	Connections int       `json:"churnConnectionsPerSecond"`
 	Results     []result  `json:"results"`
+
+	mode v1alpha1.ProxyMode
 }
 
 func newReport(o options) *report {
-	r := &report{Started: time.Now(), CPUs: runtime.NumCPU(), ChurnTime: o.churn.Seconds(), ChurnPace: o.changes, Connections: o.connections}
+	r := &report{Started: time.Now(), CPUs: runtime.NumCPU(), ChurnTime: o.churn.Seconds(), ChurnPace: o.changes, Connections: o.connections, mode: o.mode}
 	var name unix.Utsname
 	if unix.Uname(&name) == nil {
 		r.Kernel = unix.ByteSliceToString(name.Release[:])
@@ -107,16 +120,23 @@ func (r *report) end() {
 	r.LoadAverage[1] = loadAverage()
 	for i := range r.Results {
 		one := &r.Results[i]
-		if one.KubeProxy == nil || one.Nodeproxy == nil {
-			continue
-		}
-		one.Ratios = map[string]float64{}
-		for _, row := range r.rows() {
-			if theirs := row.value(one.KubeProxy); theirs > 0 {
-				one.Ratios[row.name] = row.value(one.Nodeproxy) / theirs
-			}
+		one.Ratios = r.ratios(one.Nodeproxy, one.KubeProxy)
+		one.RatiosToNFTables = r.ratios(one.Nodeproxy, one.NFTables)
+	}
+}
+
+// ratios are ours/theirs by row of the table; nil if one of them was not measured.
+func (r *report) ratios(ours, theirs *measurements) map[string]float64 {
+	if ours == nil || theirs == nil {
+		return nil
+	}
+	ratios := map[string]float64{}
+	for _, row := range r.rows() {
+		if their := row.value(theirs); their > 0 {
+			ratios[row.name] = row.value(ours) / their
 		}
 	}
+	return ratios
 }
 
 func loadAverage() string {
@@ -150,6 +170,9 @@ type row struct {
 const firstSyncRow = "first full sync"
 
 func (r *report) rows() []row {
+	if r.mode == v1alpha1.ModeUserspace {
+		return loadRows()
+	}
 	churn := seconds(r.ChurnTime).String()
 	rows := []row{
 		{firstSyncRow, func(f *measurements) float64 { return f.FirstSync }, showTime},
@@ -206,22 +229,34 @@ func (r *report) print(out io.Writer) {
 	for i := range r.Results {
 		one := &r.Results[i]
 		how := "iptables " + one.Variant
-		if one.Mode == v1alpha1.ModeIPVS || one.Mode == v1alpha1.ModeNFTables {
+		if one.Mode == v1alpha1.ModeIPVS || one.Mode == v1alpha1.ModeNFTables || one.Mode == v1alpha1.ModeUserspace {
 			how = string(one.Mode)
 		}
 		fmt.Fprintf(out, "\n%d Services x %d endpoints, %s\n", one.Services, one.Endpoints, how)
-		fmt.Fprintf(out, "%-31s %12s %12s %7s\n", "", kubeProxyName, nodeproxyName, "ratio")
+		fmt.Fprintf(out, "%-31s %12s %12s %7s", "", kubeProxyName, nodeproxyName, "ratio")
+		if one.NFTables != nil {
+			fmt.Fprintf(out, " %12s %7s", kernelName, "ratio")
+		}
+		fmt.Fprintln(out)
 		for _, row := range r.rows() {
-			ratio := "-"
-			if value, ok := one.Ratios[row.name]; ok {
-				ratio = fmt.Sprintf("%.3f", value)
+			fmt.Fprintf(out, "%-31s %12s %12s %7s", row.name, row.cell(one.KubeProxy), row.cell(one.Nodeproxy), showRatio(one.Ratios, row.name))
+			if one.NFTables != nil {
+				fmt.Fprintf(out, " %12s %7s", row.cell(one.NFTables), showRatio(one.RatiosToNFTables, row.name))
 			}
-			fmt.Fprintf(out, "%-31s %12s %12s %7s\n", row.name, row.cell(one.KubeProxy), row.cell(one.Nodeproxy), ratio)
+			fmt.Fprintln(out)
 		}
 		if one.Nodeproxy != nil && one.Nodeproxy.Controller != nil {
 			one.Nodeproxy.Controller.print(out)
 		}
 	}
+}
+
+func showRatio(ratios map[string]float64, name string) string {
+	value, ok := ratios[name]
+	if !ok {
+		return "-"
+	}
+	return fmt.Sprintf("%.3f", value)
 }
 
 // print writes the controller's lines: one runs in a cluster, not on each node.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,7 +14,6 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
-	"github.com/nodeproxy-io/nodeproxy/test/cluster/binaries"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 )
@@ -22,6 +22,7 @@ import (
 type sizeRun struct {
 	options
 	cluster   *cluster.Cluster
+	kubeProxy string // path of the program
 	nodeproxy *install.Nodeproxy
 	world     *world
 	bare      *cluster.Node // without a proxy
@@ -30,7 +31,8 @@ type sizeRun struct {
 }
 
 func measureSize(ctx context.Context, o options, n size, progress *progress) (results []result, err error) {
-	if _, err := binaries.Ensure(ctx, os.Stderr, append(binaries.ControlPlane(), binaries.KubeProxy)...); err != nil {
+	program, err := kubeProxyProgram(ctx, o.mode)
+	if err != nil {
 		return nil, err
 	}
 	scheme, err := install.Scheme()
@@ -46,14 +48,21 @@ func measureSize(ctx context.Context, o options, n size, progress *progress) (re
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() { cancel(); err = errors.Join(err, c.Stop()) }()
-	r := &sizeRun{options: o, cluster: c, progress: progress,
+	r := &sizeRun{options: o, cluster: c, kubeProxy: program, progress: progress,
 		nodeproxy: &install.Nodeproxy{Cluster: c, Bin: o.bin, Config: o.config},
-		world:     &world{client: c.Client(), etcd: newEtcd(c), services: n.services, endpoints: n.endpoints}}
-	if err := errors.Join(answerAll(ctx, c), r.nodeproxy.Prepare(ctx)); err != nil {
+		world:     &world{client: c.Client(), etcd: newEtcd(c), services: n.services, endpoints: n.endpoints, withEndpoints: o.mode == v1alpha1.ModeUserspace}}
+	answer := answerAddress
+	if o.mode == v1alpha1.ModeUserspace {
+		answer = func(conn net.Conn) { go answerRequests(conn) }
+	}
+	if err := errors.Join(answerAll(ctx, c, answer), r.nodeproxy.Prepare(ctx)); err != nil {
 		return nil, err
 	}
 	if err := r.world.create(ctx); err != nil {
 		return nil, fmt.Errorf("creating the objects: %w", err)
+	}
+	if o.mode == v1alpha1.ModeUserspace {
+		return r.compareLoad(ctx)
 	}
 	if r.bare, err = r.addNode(ctx); err != nil {
 		return nil, err
@@ -87,12 +96,8 @@ func (r *sizeRun) addNode(ctx context.Context) (*cluster.Node, error) {
 	return node, routeToEndpoints(ctx, node)
 }
 
-// measure measures one proxy on a new node.
-func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *measurements, err error) {
-	directory, err := programs(r.cluster, v)
-	if err != nil {
-		return nil, err
-	}
+// addProxyNode adds a node for a proxy that uses the iptables of a directory.
+func (r *sizeRun) addProxyNode(ctx context.Context, directory string) (*cluster.Node, error) {
 	node, err := r.addNode(ctx)
 	if err != nil {
 		return nil, err
@@ -102,10 +107,21 @@ func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *measu
 		return nil, err
 	}
 	// It loads connection tracking, whose settings kube-proxy takes for granted.
-	if _, err := node.Exec(ctx, filepath.Join(directory, "iptables"), "-w", "5", "-t", "nat", "-S"); err != nil {
+	_, err = node.Exec(ctx, filepath.Join(directory, "iptables"), "-w", "5", "-t", "nat", "-S")
+	return node, err
+}
+
+// measure measures one proxy on a new node.
+func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *measurements, err error) {
+	directory, err := programs(r.cluster, v)
+	if err != nil {
 		return nil, err
 	}
-	s := &subject{options: r.options, proxy: kubeProxy(r.cluster, r.mode), world: r.world, progress: r.progress, node: node, bare: r.bare, measurements: &measurements{}}
+	node, err := r.addProxyNode(ctx, directory)
+	if err != nil {
+		return nil, err
+	}
+	s := &subject{options: r.options, proxy: kubeProxy(r.cluster, r.kubeProxy, r.mode), world: r.world, progress: r.progress, node: node, bare: r.bare, measurements: &measurements{}}
 	var controller *cluster.Process
 	if name == nodeproxyName {
 		s.proxy = nodeproxy(r.nodeproxy)
@@ -121,9 +137,7 @@ func (r *sizeRun) measure(ctx context.Context, name string, v variant) (_ *measu
 	}
 	command.Env = append(command.Env, environment(r.cluster, directory)...)
 	err = r.steps(ctx, s, command, controller, directory)
-	if s.process != nil {
-		err = errors.Join(err, s.saveLog(fmt.Sprintf("%s-%dx%d-%s", name, r.world.services, r.world.endpoints, v)))
-	}
+	err = errors.Join(err, r.saveLog(s.process, fmt.Sprintf("%s-%dx%d-%s.log", name, r.world.services, r.world.endpoints, v)))
 	if s.process != nil && s.measurements.GivenUp == 0 {
 		err = errors.Join(err, s.process.Stop())
 	}

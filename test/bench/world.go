@@ -35,6 +35,8 @@ type world struct {
 	etcd      *etcd
 	services  int
 	endpoints int
+	// withEndpoints has an Endpoints object written beside each EndpointSlice.
+	withEndpoints bool
 	// clusterIPs are those of the Services, by index; probe is that of the
 	// Service whose only endpoint is moved.
 	clusterIPs []string
@@ -104,8 +106,14 @@ func (w *world) create(ctx context.Context) error {
 // createService creates a Service without selector and its EndpointSlice, and
 // returns the cluster IP.
 func (w *world) createService(ctx context.Context, i int) (string, error) {
-	if err := w.client.Create(ctx, w.slice(i, 0)); err != nil {
+	slice := w.slice(i, 0)
+	if err := w.client.Create(ctx, slice); err != nil {
 		return "", err
+	}
+	if w.withEndpoints {
+		if err := w.client.Create(ctx, endpointsOf(i, slice)); err != nil {
+			return "", err
+		}
 	}
 	if w.services > manyServices && i != probeIndex {
 		return w.etcd.createService(ctx, i)
@@ -149,6 +157,17 @@ func (w *world) slice(i, generation int) *discoveryv1.EndpointSlice {
 		})
 	}
 	return slice
+}
+
+// endpointsOf is what kube-proxy reads in mode userspace instead of an EndpointSlice.
+func endpointsOf(i int, slice *discoveryv1.EndpointSlice) *corev1.Endpoints { //nolint:staticcheck // that kube-proxy knows no other
+	subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: *slice.Ports[0].Name, Port: *slice.Ports[0].Port}}} //nolint:staticcheck // as above
+	for _, endpoint := range slice.Endpoints {
+		subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{IP: endpoint.Addresses[0]})
+	}
+	return &corev1.Endpoints{ //nolint:staticcheck // as above
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: serviceName(i)}, Subsets: []corev1.EndpointSubset{subset}, //nolint:staticcheck // as above
+	}
 }
 
 // movedTo is the number of the endpoint that a generation adds.

@@ -2,58 +2,26 @@ package bundle
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/go-logr/logr"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"github.com/nodeproxy-io/nodeproxy/test/apiserver"
 )
 
-const (
-	assetsVariable = "KUBEBUILDER_ASSETS"
-	// olmVariable names the file with OLM's CRD of ClusterServiceVersions. It is not
-	// in this repository: the project operator-framework/api has it in its directory crds.
-	olmVariable = "OLM_CRD"
-)
+// olmVariable names the file with OLM's CRD of ClusterServiceVersions. It is not
+// in this repository: the project operator-framework/api has it in its directory crds.
+const olmVariable = "OLM_CRD"
 
 // startServer starts an API server, with CRDs, and returns what runs kubectl.
 func startServer(t *testing.T, crds ...string) func(args ...string) (string, error) {
 	t.Helper()
-	if os.Getenv(assetsVariable) == "" {
-		const missing = assetsVariable + " is not set, so there is no API server to test with: run make test, which builds one and sets it"
-		if testing.Short() {
-			t.Skip(missing)
-		}
-		t.Fatal(missing)
-	}
-	ctrl.SetLogger(logr.Discard())
-	env := &envtest.Environment{CRDInstallOptions: envtest.CRDInstallOptions{Paths: crds, ErrorIfPathMissing: true}}
-	_, err := env.Start()
-	t.Cleanup(func() {
-		if err := env.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	admin, err := env.AddUser(envtest.User{Name: "admin", Groups: []string{"system:masters"}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := admin.KubeConfig()
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := errors.Join(err, os.WriteFile(file, text, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	server := apiserver.Start(t, crds...)
 	return func(args ...string) (string, error) {
-		cmd := exec.CommandContext(t.Context(), filepath.Join(os.Getenv(assetsVariable), "kubectl"), args...)
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+file)
+		cmd := exec.CommandContext(t.Context(), server.Kubectl, args...)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+server.Kubeconfig)
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}

@@ -55,6 +55,9 @@ func (c *Cluster) running() map[binaries.Program]*Process {
 	return maps.Clone(c.programs)
 }
 
+// Program returns a program of the control plane, nil unless it runs.
+func (c *Cluster) Program(program binaries.Program) *Process { return c.running()[program] }
+
 // KillProgram kills a program of the control plane: binaries.APIServer and all
 // clients lose their server at once. StartProgram starts it again.
 func (c *Cluster) KillProgram(program binaries.Program) error {
@@ -71,7 +74,7 @@ func (c *Cluster) KillProgram(program binaries.Program) error {
 // StartProgram starts a program of the control plane that was killed, with the
 // data it had, and waits until the API server is ready.
 func (c *Cluster) StartProgram(ctx context.Context, program binaries.Program) error {
-	if c.running()[program] != nil {
+	if c.Program(program) != nil {
 		return fmt.Errorf("%s runs already", program)
 	}
 	if err := c.startProgram(program); err != nil {

@@ -100,8 +100,8 @@ func (d *demo) singleIsTerminating(ctx context.Context) error {
 	if err := d.cluster.Client().Get(ctx, client.ObjectKey{Name: namespace + ".single"}, rules); err != nil {
 		return err
 	}
-	for _, port := range rules.Spec.Ports {
-		for _, group := range port.Endpoints {
+	for _, port := range rules.Spec.EndpointsByPort() {
+		for _, group := range port {
 			if group.State == v1alpha1.EndpointTerminating {
 				return nil
 			}
@@ -290,6 +290,10 @@ func (d *demo) restarts(ctx context.Context) error {
 		d.controller, err = d.nodeproxy.StartController()
 		return "", err
 	})
+	if d.mode == v1alpha1.ModeUserspace {
+		d.servingAgentsStop(ctx)
+		return nil
+	}
 	d.report.check("the agent of node-1 is killed (-9), restarted: no rule is rewritten", func() (string, error) {
 		return d.restartAgent(ctx, 0, (*cluster.Process).Kill)
 	})

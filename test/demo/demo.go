@@ -46,6 +46,10 @@ type demo struct {
 
 // steps runs the whole demo up to the removal of the cluster.
 func (d *demo) steps(ctx context.Context) error {
+	special := d.nodePolicies
+	if d.mode == v1alpha1.ModeUserspace { // there, what a server sees of its client does not show the policy
+		special = d.endpointFails
+	}
 	for _, step := range []func(context.Context) error{
 		d.startCluster,
 		d.startNodeproxy,
@@ -58,7 +62,7 @@ func (d *demo) steps(ctx context.Context) error {
 		d.rulesObjectsDeleted,
 		d.restarts,
 		d.othersChangeRules,
-		d.nodePolicies,
+		special,
 		d.servicePolicies,
 		d.showObjects,
 	} {

@@ -7,5 +7,5 @@
 //   - main.go, prepare.go: flags and requirements; demo.go: the order of the steps; end.go, inventory.go: what is left
 //   - services.go, changes.go, others.go, policies.go, tracking.go: the steps
 //   - traffic.go, rules.go, objects.go: what connections, kernel and API server show; report.go: how it is printed
-//   - ipvs.go, nftables.go: what only these modes have
+//   - ipvs.go, nftables.go, userspace.go: what only these modes have
 package main

@@ -20,7 +20,7 @@ import (
 
 func main() {
 	uml.Boot()
-	mode := flag.String("mode", string(v1alpha1.ModeIPTables), "mode of the nodes: IPTables, IPVS or NFTables")
+	mode := flag.String("mode", string(v1alpha1.ModeIPTables), "mode of the nodes: IPTables, IPVS, NFTables or Userspace")
 	keep := flag.Bool("keep", false, "leave the cluster running at the end and print how to use it")
 	clean := flag.Bool("clean", false, "remove clusters that were left running, and do nothing else")
 	bin := flag.String("bin", "bin", "directory with nodeproxy-controller and nodeproxy-agent")
@@ -73,12 +73,12 @@ func start(ctx context.Context, modeName, bin string, keep, clean bool) error {
 
 // modeOf returns the mode with a name, in whatever case.
 func modeOf(name string) (v1alpha1.ProxyMode, error) {
-	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS, v1alpha1.ModeNFTables} {
+	for _, mode := range []v1alpha1.ProxyMode{v1alpha1.ModeIPTables, v1alpha1.ModeIPVS, v1alpha1.ModeNFTables, v1alpha1.ModeUserspace} {
 		if strings.EqualFold(name, string(mode)) {
 			return mode, nil
 		}
 	}
-	return "", fmt.Errorf("there is no mode %q: choose %s, %s or %s", name, v1alpha1.ModeIPTables, v1alpha1.ModeIPVS, v1alpha1.ModeNFTables)
+	return "", fmt.Errorf("there is no mode %q: choose %s, %s, %s or %s", name, v1alpha1.ModeIPTables, v1alpha1.ModeIPVS, v1alpha1.ModeNFTables, v1alpha1.ModeUserspace)
 }
 
 func run(ctx context.Context, mode v1alpha1.ProxyMode, bin string, keep bool) error {

@@ -36,7 +36,10 @@ func (d *demo) othersChangeRules(ctx context.Context) error {
 	d.report.check("node-3 reports the repair, with an example", func() (string, error) {
 		return d.reportedRepair(ctx, node)
 	})
-	if d.mode == v1alpha1.ModeIPVS {
+	switch d.mode {
+	case v1alpha1.ModeUserspace:
+		return nil // with Audit the kernel would go on redirecting
+	case v1alpha1.ModeIPVS:
 		d.virtualServersDeleted(ctx, node)
 	}
 	d.audit(ctx)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -117,7 +118,7 @@ func (d *demo) everyTypeAnswers(ctx context.Context) error {
 			return "", nil
 		})
 	}
-	if d.mode != v1alpha1.ModeIPTables {
+	if d.mode == v1alpha1.ModeIPVS || d.mode == v1alpha1.ModeNFTables {
 		d.report.check("NodePort: nothing answers at 127.0.0.1:30080 in this mode", func() (string, error) {
 			return "", silent(ctx, node, "tcp", "127.0.0.1:30080")
 		})
@@ -163,8 +164,8 @@ func (d *demo) balancing(ctx context.Context) error {
 		t, err := onlyTo(ctx, d.visitor.Place, d.clusterAddress("cluster-ip"), 60, "web-1", "web-2", "web-3")
 		return t.String(), err
 	})
-	if d.mode == v1alpha1.ModeIPVS {
-		d.report.check("each endpoint gets as many, because the scheduler is rr", func() (string, error) {
+	if why := map[v1alpha1.ProxyMode]string{v1alpha1.ModeIPVS: "the scheduler is rr", v1alpha1.ModeUserspace: "they take turns"}[d.mode]; why != "" {
+		d.report.check("each endpoint gets as many, because "+why, func() (string, error) {
 			t, err := onlyTo(ctx, d.cluster.Node(0).Place, d.clusterAddress("cluster-ip"), 60, "web-1", "web-2", "web-3")
 			for server, count := range t {
 				if count != 20 {
@@ -185,13 +186,11 @@ func (d *demo) balancing(ctx context.Context) error {
 		}
 		return t.String(), err
 	})
-	d.report.check("the server sees the pod's own address", func() (string, error) {
-		answer, err := d.visitor.Dial(ctx, "tcp", d.clusterAddress("cluster-ip"))
-		if err == nil && answer.Client.Addr().String() != d.visitor.IP() {
-			err = fmt.Errorf("it sees %s, the pod has %s", answer.Client.Addr(), d.visitor.IP())
-		}
-		return d.visitor.IP(), err
-	})
+	title, seen := "the server sees the pod's own address", d.visitor.IP()
+	if d.mode == v1alpha1.ModeUserspace {
+		title, seen = "the server sees node-3, whose agent has connected to it", d.cluster.Node(2).Address()
+	}
+	d.report.check(title, func() (string, error) { return seen, d.sees(ctx, seen) })
 	d.report.check("a pod reaches itself by its own Service", func() (string, error) {
 		var err error
 		d.single, err = d.cluster.Node(0).RunPod(ctx, d.singleSpec())
@@ -220,12 +219,15 @@ func (d *demo) localPolicies(ctx context.Context) error {
 	})
 	for i, servers := range [][]string{{"web-1"}, {"web-2", "web-3"}} {
 		node := d.cluster.Node(i)
-		title := fmt.Sprintf("externalTrafficPolicy Local by %s: own pods, client's address", node.Name())
+		title, seen := fmt.Sprintf("externalTrafficPolicy Local by %s: own pods, client's address", node.Name()), []string{outsideIP}
+		if d.mode == v1alpha1.ModeUserspace {
+			title, seen = fmt.Sprintf("externalTrafficPolicy Local by %s: own pods, which see the node", node.Name()), []string{node.Address(), node.PodGateway()}
+		}
 		d.report.check(title, func() (string, error) {
 			if err := d.cluster.RouteFromOutside(localIP, node); err != nil {
 				return "", err
 			}
-			return d.keepsClientAddress(ctx, []string{at(localIP, 80), node.AddressPort(30081)}, servers)
+			return strings.Join(seen, " or "), d.showsClients(ctx, []string{at(localIP, 80), node.AddressPort(30081)}, servers, seen)
 		})
 	}
 	node := d.cluster.Node(2)
@@ -248,19 +250,28 @@ func (d *demo) localPolicies(ctx context.Context) error {
 	return nil
 }
 
-// keepsClientAddress connects from outside and wants that only servers answer,
-// which see the client itself.
-func (d *demo) keepsClientAddress(ctx context.Context, addresses, servers []string) (string, error) {
+// sees wants that a server sees the visitor at an address.
+func (d *demo) sees(ctx context.Context, want string) error {
+	answer, err := d.visitor.Dial(oneTry(ctx), "tcp", d.clusterAddress("cluster-ip"))
+	if err == nil && answer.Client.Addr().String() != want {
+		err = fmt.Errorf("the server sees %s, want %s", answer.Client.Addr(), want)
+	}
+	return err
+}
+
+// showsClients connects from outside and wants that only servers answer, which see the client at
+// one of some addresses.
+func (d *demo) showsClients(ctx context.Context, addresses, servers, seen []string) error {
 	for _, address := range addresses {
 		for range 10 {
 			answer, err := d.cluster.Outside().Dial(ctx, "tcp", address)
 			if err != nil {
-				return "", err
+				return err
 			}
-			if !slices.Contains(servers, answer.Server) || answer.Client.Addr().String() != outsideIP {
-				return "", fmt.Errorf("%s answered, which saw %s; want one of %v, which sees %s", answer.Server, answer.Client.Addr(), servers, outsideIP)
+			if !slices.Contains(servers, answer.Server) || !slices.Contains(seen, answer.Client.Addr().String()) {
+				return fmt.Errorf("%s answered, which saw %s; want one of %v, which sees one of %v", answer.Server, answer.Client.Addr(), servers, seen)
 			}
 		}
 	}
-	return outsideIP, nil
+	return nil
 }

@@ -273,7 +273,7 @@ func (b *bundled) removedCRDsFirst(r *run) {
 	b.deleteCRDs(r)
 	b.held(r, rules, written) // controller and agents are there
 	r.must(b.operator.Remove(r.ctx, b.present))
-	b.controllersGone(r)
+	r.controllersGone()
 	b.held(r, rules, written)
 }
 
@@ -281,13 +281,13 @@ func (b *bundled) removedControllerFirst(r *run) {
 	rules, written := r.settledRules(), r.writings()
 	b.retained(r)
 	r.must(b.operator.Remove(r.ctx, b.present))
-	b.controllersGone(r)
+	r.controllersGone()
 	b.held(r, rules, written) // CRDs and agents are there
 	b.deleteCRDs(r)
 	b.held(r, rules, written)
 }
 
-func (b *bundled) controllersGone(r *run) {
+func (r *run) controllersGone() {
 	r.Helper()
 	r.until(time.Minute, "the controllers are gone", func() error {
 		pods, err := r.pods(system, "app.kubernetes.io/name=nodeproxy-controller")

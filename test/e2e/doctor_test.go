@@ -235,9 +235,14 @@ func (d *doctor) gone(r *run) {
 	r.until(2*time.Minute, "doctor finds nothing any more", func() error { return d.well(r) })
 }
 
-// together plants independent faults at once, and one after the other those that a node
-// cannot have together, while the controller waits for the stopped agent.
+// together plants one after the other what a node cannot have together, then independent faults at once. The
+// stopped agent is last: a node that is down halts the rollout that takes a policy from another one.
 func (d *doctor) together(r *run) {
+	for _, f := range nodeFaults() {
+		f.plant(r)
+		d.found(r, time.Minute, f)
+		f.repair(r)
+	}
 	silent := agentStopped()
 	silent.plant(r)
 	atOnce := append(objectFaults(), rulesModified(), tableFull())
@@ -246,11 +251,6 @@ func (d *doctor) together(r *run) {
 	}
 	d.found(r, time.Minute, atOnce...)
 	for _, f := range atOnce {
-		f.repair(r)
-	}
-	for _, f := range nodeFaults() {
-		f.plant(r)
-		d.found(r, time.Minute, f)
 		f.repair(r)
 	}
 	d.found(r, 2*time.Minute, silent)

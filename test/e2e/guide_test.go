@@ -125,7 +125,7 @@ func (g guide) shell(r *run, commands string) string {
 	r.Helper()
 	command := exec.CommandContext(r.ctx, "bash", "-euxo", "pipefail", "-c", commands)
 	command.Dir = g.directory
-	command.Env = append(os.Environ(), "KUBECONFIG="+r.cluster.Kubeconfig(), "PATH="+r.cluster.Assets()+":"+os.Getenv("PATH"))
+	command.Env = append(os.Environ(), "KUBECONFIG="+r.cluster.Kubeconfig(), "PATH="+r.temp+":"+r.cluster.Assets()+":"+os.Getenv("PATH"))
 	var out, notes strings.Builder
 	command.Stdout, command.Stderr = &out, &notes
 	if err := command.Run(); err != nil {

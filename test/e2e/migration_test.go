@@ -20,6 +20,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster/kubelets"
+	"github.com/nodeproxy-io/nodeproxy/test/programs"
 )
 
 // TestMigration moves a cluster on which kube-proxy runs to nodeproxy and back
@@ -121,6 +122,7 @@ func (r *run) settledRules() map[string][]string {
 }
 
 func (m *migration) installedBeside(r *run) {
+	r.must(programs.Into(r.ctx, r.temp, programs.Plugin))
 	before, rules := r.writings(), r.allRules()
 	m.read(moving).follow(r, "## 1. Install beside kube-proxy")
 	r.nothingWritten(before, r.writings())

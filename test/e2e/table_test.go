@@ -78,7 +78,7 @@ func choose(t *testing.T) func(row) bool {
 		return func(row) bool { return true }
 	}
 	var known []string
-	for _, r := range slices.Concat(clusterRows(), (&migration{}).rows(), (&doctor{}).rows(), (&bundled{}).rows()) {
+	for _, r := range slices.Concat(clusterRows(), (&migration{}).rows(), (&doctor{}).rows(), (&bundled{}).rows(), chartRows()) {
 		known = append(known, r.name)
 	}
 	chosen := strings.Split(text, ",")

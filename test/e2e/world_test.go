@@ -203,6 +203,7 @@ func (w *world) diagnose(r *run) {
 		{"get", "nodeproxyrules", "-o", "wide"},
 		{"get", "nodeproxies", "-o", `jsonpath={range .items[*].status.conditions[*]}{.type}={.status} {.reason}: {.message}{"\n"}{end}`},
 		{"get", "events", "-n", system, "--sort-by", ".lastTimestamp"},
+		{"get", "events", "-n", shop, "--sort-by", ".lastTimestamp"},
 		{"logs", "-n", system, "-l", "app.kubernetes.io/name=nodeproxy-controller", "--prefix", "--tail", "40"},
 		{"logs", "-n", system, "-l", "app.kubernetes.io/name=nodeproxy-agent", "--prefix", "--tail", "40"},
 	} {

@@ -27,16 +27,17 @@ var failedWrite = regexp.MustCompile(`nodeproxy_agent_checkpoint_failures_total\
 
 const (
 	// kills is how often agentKilled kills an agent, and leastWriting how many of these
-	// must hit a write.
+	// must hit a write. Between two of them there are changes.
 	kills        = 30
 	leastWriting = 10
+	leastBetween = 3
 )
 
 // agentKilled kills the agents of all nodes in turn, some time after they started, and if
 // possible at a random moment of a write: a program that writes rules ran just before, or in
 // mode NFTables, where a write takes less than a millisecond, its batch was just committed.
 func agentKilled(r *run) {
-	stop := r.change(40 * time.Millisecond)
+	stop := r.changeAtLeast(40*time.Millisecond, func(time.Duration) int64 { return kills * leastBetween })
 	writing, nodes := 0, r.cluster.Nodes()
 	watch := func(_ *cluster.Node, agent *cluster.Process) func() bool {
 		return func() bool { return writes(agent.PID()) }
@@ -48,6 +49,12 @@ func agentKilled(r *run) {
 		node := nodes[i%len(nodes)]
 		agent := r.agents[node.Name()]
 		isWriting := watch(node, agent)
+		r.until(time.Minute, func(context.Context) error {
+			if n, least := r.changes.Load(), int64((i+1)*leastBetween); n < least {
+				return fmt.Errorf("only %d changes of endpoints, want %d before kill %d", n, least, i+1)
+			}
+			return nil
+		})
 		r.pass(time.Duration(r.random.IntN(1000)) * time.Millisecond)
 		if r.catch(isWriting) {
 			r.pass(time.Duration(r.random.IntN(5000)) * time.Microsecond)

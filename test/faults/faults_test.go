@@ -64,6 +64,7 @@ func groups() []group {
 		{name: "rules", alone: true, options: options{nodes: 2, more: 1000}, faults: ruleFaults("`iptables -t nat -F`, 1,000 Services of 10 endpoints")},
 		{name: "clocks", options: options{nodes: 2, jumping: true}, faults: clockFaults()},
 		{name: "reboot", options: options{nodes: 3}, faults: rebootFaults()},
+		{name: "userspace", options: options{nodes: 2}, faults: userspaceFaults()},
 	}
 }
 

@@ -47,7 +47,9 @@ type run struct {
 	// repairTook is time to repair where the fault itself has seen it.
 	repairTook time.Duration
 	windows    []window
-	remarks    []string
+	// tried and failed count connections besides the load's.
+	tried, failed int
+	remarks       []string
 }
 
 // window is a time in which new connections may fail.
@@ -278,8 +280,8 @@ func (r *run) allowed(f load.Failure) bool {
 // row is the result.
 func (r *run) row(rows *table) row {
 	held, _ := r.load.Held()
-	out := row{number: rows.number(r.fault.name), title: r.fault.title, allowed: "0", failed: len(r.load.Failures()), held: held,
-		tried: r.load.Total(), ok: !r.Failed(), remarks: r.remarks}
+	out := row{number: rows.number(r.fault.name), title: r.fault.title, allowed: "0", failed: len(r.load.Failures()) + r.failed, held: held,
+		tried: r.load.Total() + r.tried, ok: !r.Failed(), remarks: r.remarks}
 	if !r.ended.IsZero() {
 		out.lasted = r.ended.Sub(r.begun)
 	}

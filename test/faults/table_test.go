@@ -57,6 +57,7 @@ func order() []string {
 		fullTable, "clock-jumped",
 		"nftables-agent-killed", "nftables-api-server-down", "nftables-etcd-restarted", "nftables-agent-restarted", "nftables-reboot",
 		"nftables-rules-flushed", "nftables-state-directory-full",
+		"userspace-endpoint-fails", "userspace-agent-killed",
 	}
 }
 

@@ -117,7 +117,6 @@ func TestArgoCDLooksAtNoRenderedKinds(t *testing.T) {
 	config := argoConfig(t)
 	for kind, want := range map[string]string{
 		"NodeProxy": "/status", "NodeProxyPolicy": "/status", "ServiceProxyPolicy": "/status",
-		"NodeProxyRules": "/metadata/annotations /spec /status", "ServiceProxyRules": "/metadata/annotations /spec /status",
 	} {
 		var ignored struct {
 			JSONPointers []string `json:"jsonPointers"`

@@ -8,6 +8,11 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
 	"github.com/nodeproxy-io/nodeproxy/test/uml"
 )
@@ -26,6 +31,7 @@ func TestServices(tt *testing.T) {
 	t.sub("no endpoints", test.noEndpoints)
 	t.sub("what is no Service", test.noService)
 	t.sub("clients' addresses", test.clients)
+	t.sub("served by the agent", test.byAgent)
 }
 
 func (t test) everyType() { t.everyTypeOver("tcp", "udp") }
@@ -190,5 +196,41 @@ func (t test) clients() {
 	t.seen(t.visitors[0].Place, at(plainIP6, 80), t.visitors[0].IP6())
 	for range 6 { // servers on both nodes
 		t.seen(t.cluster.Outside(), at(balancerIP, 80), t.cluster.Node(0).Address(), t.cluster.Node(0).PodGateway())
+	}
+}
+
+// byAgent has the agents serve a Service themselves: IPVS has their listeners as real servers.
+func (t test) byAgent() {
+	policy := &v1alpha1.ServiceProxyPolicy{ObjectMeta: metav1.ObjectMeta{Name: "relayed"}}
+	policy.Spec.ServiceSelector = v1alpha1.LabelSelector{MatchLabels: map[string]string{"relay": "yes"}}
+	policy.Spec.Overrides.Serving = new(v1alpha1.ServingUserspace)
+	if err := t.cluster.Client().Create(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.IgnoreNotFound(t.cluster.Client().Delete(t.ctx, policy)); err != nil {
+			t.Error(err)
+		}
+	})
+	s := service("relayed", "web", func(s *corev1.ServiceSpec) { s.ClusterIP = t.newIP() })
+	s.Labels = map[string]string{"relay": "yes"}
+	t.create(s)
+	node, address := t.cluster.Node(0), at(s.Spec.ClusterIP, 80)
+	from := []*cluster.Place{t.visitors[0].Place, node.Place}
+	t.until(func(ctx context.Context) error {
+		if err := answer(ctx, from[0], "tcp", address); err != nil {
+			return err
+		}
+		n, err := total(ctx, node, "nodeproxy_agent_userspace_connections_total")
+		if err == nil && n == 0 {
+			err = fmt.Errorf("the agent of %s does not serve the Service itself", node.Name())
+		}
+		return err
+	})
+	for _, place := range from {
+		for range 3 { // servers on both nodes
+			t.seen(place, address, node.Address(), node.PodGateway())
+		}
+		t.answered(place, "udp", address, "web-1", "web-2", "web-3")
 	}
 }

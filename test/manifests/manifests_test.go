@@ -128,6 +128,7 @@ func TestInstallManifest(t *testing.T) {
 				"value: registry.example.com/infra/nodeproxy-agent:v1.2.3-4-gabc-dirty\n",
 				"  endpoints: |\n    https://192.0.2.10:6443\n    https://[2001:db8::1]:6443\n",
 				"replicas: 1\n", "kind: PodMonitor\n", "kind: PrometheusRule\n", "- --metrics-bind-address=[$(HOST_IP)]:19257\n", "- --expose-agent-metrics\n",
+				"replacement: kube-proxy\n", `grafana_dashboard: "1"`,
 			},
 			lacks: []string{":dev\n", "replicas: 2\n", "127.0.0.1:19257"},
 		},

@@ -120,12 +120,6 @@ func policiesDeny(t *testing.T, writer client.Client) {
 	rulesOf(t, other)
 	agents := clientWith(t, tokenOf(t, agentAccount, podOn(t, own, agentAccount)))
 	liftLeases(t)
-	applyStatus := func(node string) func(context.Context) error {
-		return func(ctx context.Context) error {
-			//nolint:staticcheck // what the agent does, without generated types
-			return agents.Status().Patch(ctx, statusOf(node), client.Apply, client.ForceOwnership, client.FieldOwner("nodeproxy-agent"))
-		}
-	}
 	for name, c := range map[string]struct {
 		write  func(context.Context) error
 		denied string
@@ -135,7 +129,7 @@ func policiesDeny(t *testing.T, writer client.Client) {
 				return server.client.Create(ctx, rulesOfNoController(), client.DryRunAll)
 			}, "are written by nodeproxy-controller only",
 		},
-		"another node's status": {applyStatus(other), "not of " + other},
+		"another node's status": {writeStatus(agents, other), "not of " + other},
 		"its Lease elsewhere": {
 			func(ctx context.Context) error {
 				return agents.Create(ctx, inNamespace(leaseOf("agent."+own, own), "default"), client.DryRunAll)
@@ -156,7 +150,7 @@ func policiesDeny(t *testing.T, writer client.Client) {
 			eventually(t, func(ctx context.Context) error { return isDenial(c.write(ctx), c.denied) })
 		})
 	}
-	expect(t, applyStatus(own)(t.Context()), "")
+	expect(t, writeStatus(agents, own)(t.Context()), "")
 }
 
 // liftLeases makes a ClusterRole of the agents' Role, as OLM does, until the test ends.

@@ -158,7 +158,6 @@ func TestAgentMayDoNothingElse(t *testing.T) {
 		"cluster: list nodeproxyrules.nodeproxy.io",
 		"cluster: list serviceproxyrules.nodeproxy.io",
 		"cluster: patch nodeproxyrules.nodeproxy.io/status",
-		"cluster: update nodeproxyrules.nodeproxy.io/status",
 		"cluster: watch nodeproxies.nodeproxy.io",
 		"cluster: watch nodeproxyrules.nodeproxy.io",
 		"cluster: watch serviceproxyrules.nodeproxy.io",

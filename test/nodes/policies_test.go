@@ -75,14 +75,14 @@ func (p *pool) settled() {
 	servers := 2 * len(p.cluster.Nodes())
 	p.until(func(ctx context.Context) error {
 		list := &v1alpha1.ServiceProxyRulesList{}
-		if err := p.cluster.Client().List(ctx, list, client.MatchingLabels{v1alpha1.LabelServiceNamespace: "default"}); err != nil {
+		if err := p.cluster.Client().List(ctx, list); err != nil {
 			return err
 		}
 		want := 0 // chains of endpoints
 		for _, rules := range list.Items {
-			for _, port := range rules.Spec.Ports {
+			for i, port := range rules.Spec.Ports {
 				count := 0
-				for _, group := range port.Endpoints {
+				for _, group := range rules.Spec.EndpointsByPort()[i] {
 					count += len(group.Addresses)
 				}
 				if expected := servers * len(rules.Spec.ClusterIPs); count != expected && rules.Name != "default.kubernetes" {

@@ -10,5 +10,5 @@
 // plugin never reads, and with only what differs from another state. Command compact
 // writes them.
 //
-//   - record.go: records; document.go, render.go, trim.go: the file of a state; server.go: serves it
+//   - record.go: records; document.go, lists.go, render.go, trim.go: the file of a state; server.go: serves it
 package recorded

@@ -32,7 +32,8 @@ type document struct {
 	Commands []string `json:"commands,omitempty"`
 	// Objects are by kind, such as pods, and then by name or namespace/name. Each is a JSON
 	// merge patch (RFC 7386) on that object of the parent, on the object of this state and
-	// kind that its field like names, or on nothing. Null deletes an object, or a kind.
+	// kind that its field like names, or on nothing. Null deletes an object, or a kind. A patch has maps
+	// instead of the keyedLists.
 	Objects map[string]map[string]object `json:"objects,omitempty"`
 }
 
@@ -120,16 +121,27 @@ func patched(objects, patches map[string]object) (map[string]object, error) {
 			}
 		}
 	}
-	for _, name := range alike {
-		patch := maps.Clone(patches[name])
-		like := fmt.Sprint(patch[likeField])
-		if delete(patch, likeField); all[like] == nil || slices.Contains(alike, like) {
-			return nil, fmt.Errorf("%s is like %s, which is missing or itself like another", name, like)
+	for len(alike) > 0 {
+		var later []string // those like an object of this kind that is like another one itself
+		for _, name := range alike {
+			patch := maps.Clone(patches[name])
+			like := fmt.Sprint(patch[likeField])
+			if slices.Contains(alike, like) {
+				later = append(later, name)
+				continue
+			}
+			if delete(patch, likeField); all[like] == nil {
+				return nil, fmt.Errorf("%s is like %s, which is missing", name, like)
+			}
+			var err error
+			if all[name], err = merged(all[like], patch); err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
 		}
-		var err error
-		if all[name], err = merged(all[like], patch); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+		if len(later) == len(alike) {
+			return nil, fmt.Errorf("%s are like each other", strings.Join(later, ", "))
 		}
+		alike = later
 	}
 	return all, nil
 }
@@ -139,12 +151,19 @@ func merged(base, patch object) (object, error) {
 	if base == nil {
 		base = object{}
 	}
-	return convert(base, patch, jsonpatch.MergePatch)
+	base = keyed(base)
+	for _, l := range keyedLists { // which the patch may replace as a whole
+		if _, whole := child(patch, l.in)[l.field].([]any); whole {
+			drop(child(base, l.in), l.field)
+		}
+	}
+	out, err := convert(base, keyed(patch), jsonpatch.MergePatch)
+	return listed(out), err
 }
 
 // difference returns the merge patch that makes an object of another one.
 func difference(from, to object) (object, error) {
-	return convert(from, to, jsonpatch.CreateMergePatch)
+	return convert(keyed(from), keyed(to), jsonpatch.CreateMergePatch)
 }
 
 func convert(a, b object, f func(a, b []byte) ([]byte, error)) (object, error) {
@@ -277,21 +296,20 @@ func patchesBetween(was, is map[string]object) (map[string]object, error) {
 			patches[name] = nil
 		}
 	}
-	var full []string // may be named by like
+	var known []string // may be named by like
 	for _, name := range slices.Sorted(maps.Keys(is)) {
 		if was[name] != nil {
-			full = append(full, name)
+			known = append(known, name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(is)) {
 		if was[name] == nil {
-			patch, err := shortest(name, is, full)
+			patch, err := shortest(name, is, known)
 			if err != nil {
 				return nil, err
 			}
-			if patches[name] = patch; patch[likeField] == nil {
-				full = append(full, name)
-			}
+			patches[name] = patch
+			known = append(known, name)
 			continue
 		}
 		patch, err := difference(was[name], is[name])
@@ -306,15 +324,15 @@ func patchesBetween(was, is map[string]object) (map[string]object, error) {
 }
 
 // shortest returns a new object, as it is or, where that is less than half as long, as what
-// differs from one of those that are not written so.
-func shortest(name string, objects map[string]object, full []string) (object, error) {
+// differs from one of those that are known.
+func shortest(name string, objects map[string]object, known []string) (object, error) {
 	best := objects[name]
 	text, err := json.Marshal(best)
 	if err != nil {
 		return nil, err
 	}
 	length := len(text) / 2
-	for _, like := range full {
+	for _, like := range known {
 		patch, err := difference(objects[like], objects[name])
 		if err != nil {
 			return nil, err

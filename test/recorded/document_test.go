@@ -40,7 +40,7 @@ commands:
 objects:
   namespaces: null
   pods:
-    shop/web-1: {metadata: {labels: {zone: null}}, status: {podIP: 10.244.0.9}}
+    shop/web-1: {metadata: {labels: {zone: null}}, status: {conditions: {Ready: {reason: short}}, podIP: 10.244.0.9}}
     shop/web-2: null
     shop/web-3: {like: shop/web-1, status: {podIP: 10.244.0.4}}
   services: {}
@@ -71,11 +71,11 @@ pods:
 - apiVersion: v1
   kind: Pod
   metadata: {labels: {app: web, tier: front}, name: web-1, namespace: shop}
-  status: {conditions: [{message: "` + message + `", type: Ready}], phase: Running, podIP: 10.244.0.9}
+  status: {conditions: [{message: "` + message + `", reason: short, type: Ready}], phase: Running, podIP: 10.244.0.9}
 - apiVersion: v1
   kind: Pod
   metadata: {labels: {app: web, tier: front}, name: web-3, namespace: shop}
-  status: {conditions: [{message: "` + message + `", type: Ready}], phase: Running, podIP: 10.244.0.4}
+  status: {conditions: [{message: "` + message + `", reason: short, type: Ready}], phase: Running, podIP: 10.244.0.4}
 services: []
 `
 	got := map[string][]any{}
@@ -90,6 +90,19 @@ services: []
 	}
 	if strings.Join(state.Commands, ",") != "doctor" || strings.Join(state.Forbidden, ",") != "services" || state.Parent != "base" || state.Now.Minute() != 1 {
 		t.Errorf("commands %q, forbidden %q, parent %q, now %s", state.Commands, state.Forbidden, state.Parent, state.Now)
+	}
+}
+
+// TestLikeAnother: an object may be like one that is like another, in any order of their names.
+func TestLikeAnother(t *testing.T) {
+	directory := t.TempDir()
+	write(t, directory, map[string]string{"one": "{now: 2026-11-22T12:00:00Z, objects: {pods: {a/a: {like: a/b, c: 3}, a/b: {like: a/c, b: 2}, a/c: {a: 1}}}}"})
+	_, all, err := loadDocument(filepath.Join(directory, "one"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := normal(t, all["pods"]), normal(t, "{a/a: {a: 1, b: 2, c: 3}, a/b: {a: 1, b: 2}, a/c: {a: 1}}"); got != want {
+		t.Errorf("the objects are\n%s\nand should be\n%s", got, want)
 	}
 }
 
@@ -157,7 +170,8 @@ func TestLoadErrors(t *testing.T) {
 		"loop":      {"{parent: other, now: 2026-11-22T12:00:00Z}", "is its own ancestor"},
 		"no parent": {"{parent: none, now: 2026-11-22T12:00:00Z}", "no such file"},
 		"no object": {"{now: 2026-11-22T12:00:00Z, objects: {pods: {shop/web-1: null}}}", "shop/web-1 is deleted, and the parent does not have it"},
-		"no like":   {"{now: 2026-11-22T12:00:00Z, objects: {pods: {a: {like: b}, b: {like: c}, c: {}}}}", "a is like b, which is missing or itself like another"},
+		"no like":   {"{now: 2026-11-22T12:00:00Z, objects: {pods: {a: {like: b}}}}", "a is like b, which is missing"},
+		"like loop": {"{now: 2026-11-22T12:00:00Z, objects: {pods: {a: {like: b}, b: {like: a}, c: {}}}}", "are like each other"},
 		"field":     {"{now: 2026-11-22T12:00:00Z, object: {}}", `unknown field "object"`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -180,13 +194,13 @@ func TestTrim(t *testing.T) {
 			{type: Ready, status: "True", lastProbeTime: null}, {type: Initialized, status: "True"}, {type: Other, status: "False", message: m}],
 			containerStatuses: [{name: x, image: i, state: {running: {}}}, {name: y, image: i, state: {waiting: {reason: r}}}]}}`,
 			`{metadata: {name: a, labels: {e: f}}, spec: {nodeName: n, hostNetwork: true},
-			status: {phase: Running, podIP: 10.0.0.1, conditions: [{type: Ready, status: "True"}, {type: Other, status: "False", message: m}],
+			status: {phase: Running, podIP: 10.0.0.1, conditions: [{type: Other, status: "False", message: m}, {type: Ready, status: "True"}],
 			containerStatuses: [{name: y, state: {waiting: {reason: r}}}]}}`,
 		},
 		"ServiceProxyRules": {
-			`{metadata: {name: a, uid: b, resourceVersion: "1", generation: 2, annotations: {argocd.argoproj.io/ignore-resource-updates: "true"},
+			`{metadata: {name: a, uid: b, resourceVersion: "1", generation: 2, annotations: {nodeproxy.io/written: "1"},
 			managedFields: [{manager: m, subresource: status, time: "1"}]}, spec: {released: false}}`,
-			`{metadata: {name: a, resourceVersion: "1", generation: 2, managedFields: [{subresource: status, time: "1"}]}, spec: {released: false}}`,
+			`{metadata: {name: a, resourceVersion: "1", generation: 2, annotations: {nodeproxy.io/written: "1"}}, spec: {released: false}}`,
 		},
 		"NodeProxy":     {`{metadata: {name: a, managedFields: [{time: "1"}]}, spec: {b: c}}`, `{metadata: {name: a}, spec: {b: c}}`},
 		"Namespace":     {`{metadata: {name: a, labels: {b: c}}, spec: {finalizers: [kubernetes]}, status: {phase: Active}}`, `{metadata: {name: a, labels: {b: c}}}`},

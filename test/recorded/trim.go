@@ -21,26 +21,21 @@ func (s *State) trim() {
 // enough to be reviewed. Nulls go as well: they mean the same as no field.
 func trim(k kind, o *unstructured.Unstructured) {
 	o.Object = withoutNulls(o.Object)
+	sortLists(o.Object)
 	metadata := child(o.Object, "metadata")
 	drop(metadata, "uid", "generateName", "ownerReferences", "finalizers", "selfLink")
-	for _, m := range elements(metadata, "managedFields") { // doctor uses when rules were written
-		retain(m, "time", "subresource")
-	}
+	drop(metadata, "managedFields")
 	if annotations := child(metadata, "annotations"); annotations != nil {
-		drop(annotations, "argocd.argoproj.io/ignore-resource-updates", "kubectl.kubernetes.io/last-applied-configuration",
-			"nodeproxy.io/last-change-trigger-time", "endpoints.kubernetes.io/last-change-trigger-time")
+		drop(annotations, "kubectl.kubernetes.io/last-applied-configuration", "endpoints.kubernetes.io/last-change-trigger-time")
 		if len(annotations) == 0 {
 			drop(metadata, "annotations")
 		}
 	}
 	switch k.kind {
-	case "NodeProxyRules", "ServiceProxyRules":
-		return
-	case "NodeProxy", "NodeProxyPolicy", "ServiceProxyPolicy":
-		drop(metadata, "managedFields")
+	case "NodeProxyRules", "ServiceProxyRules", "NodeProxy", "NodeProxyPolicy", "ServiceProxyPolicy":
 		return
 	}
-	drop(metadata, "managedFields", "resourceVersion", "generation", "annotations")
+	drop(metadata, "resourceVersion", "generation", "annotations")
 	switch k.kind {
 	case "Namespace":
 		drop(metadata, "creationTimestamp")

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -247,9 +246,9 @@ func (w *world) rendered(ctx context.Context) error {
 	for i := range rules.Items {
 		name := rules.Items[i].Name
 		endpoints[name] = nil
-		for _, port := range rules.Items[i].Spec.Ports {
-			for _, group := range port.Endpoints {
-				endpoints[name] = append(endpoints[name], group.Addresses...)
+		for _, port := range rules.Items[i].Spec.EndpointsByPort() {
+			for _, group := range port {
+				endpoints[name] = append(endpoints[name], slices.Collect(group.All())...)
 			}
 		}
 		slices.Sort(endpoints[name])
@@ -285,19 +284,11 @@ func (w *world) usage() map[string]usage {
 	w.Helper()
 	out := map[string]usage{}
 	for name, p := range w.processes {
-		dir := filepath.Join("/proc", strconv.Itoa(p.PID()))
-		status, err := os.ReadFile(filepath.Join(dir, "status"))
+		used, err := p.Usage()
 		w.must(err)
-		_, rest, _ := strings.Cut(string(status), "VmRSS:")
-		fields := strings.Fields(rest)
-		if len(fields) == 0 {
-			w.Fatalf("no VmRSS in %s/status", dir)
-		}
-		kib, err := strconv.Atoi(fields[0])
+		files, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(p.PID()), "fd"))
 		w.must(err)
-		files, err := os.ReadDir(filepath.Join(dir, "fd"))
-		w.must(err)
-		out[name] = usage{memory: kib << 10, files: len(files)}
+		out[name] = usage{memory: int(used.Resident), files: len(files)}
 	}
 	return out
 }

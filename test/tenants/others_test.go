@@ -22,6 +22,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -398,7 +399,12 @@ func (r *rig) guardLeases(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := markLease(ctx, stolen, r.cluster.Node(0).Name(), 0); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "can only write name and spec") {
+		node := r.cluster.Node(0).Name()
+		if err := markLease(ctx, stolen, node, 0); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "can only write name and spec") {
+			if err == nil { // what is there already is not denied
+				lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: install.Namespace, Name: "agent." + node}}
+				err = r.cluster.Client().Patch(ctx, lease, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":null}}`)))
+			}
 			return fmt.Errorf("a label on a Lease: %w", errors.Join(errors.New("not denied by the policy"), err))
 		}
 		return nil

@@ -307,17 +307,3 @@ func ask(with *http.Client, url string) error {
 func forgetPeak(pid int) error {
 	return os.WriteFile(filepath.Join("/proc", strconv.Itoa(pid), "clear_refs"), []byte("5"), 0)
 }
-
-// peakOf is a process's largest resident size, in KiB.
-func peakOf(pid int) (int64, error) {
-	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, found := strings.CutPrefix(line, "VmHWM:"); found {
-			return strconv.ParseInt(strings.Fields(value)[0], 10, 64)
-		}
-	}
-	return 0, fmt.Errorf("the status of process %d has no VmHWM", pid)
-}

@@ -86,7 +86,7 @@ func (r *rig) watch(name, limit string, least time.Duration, meanwhile func(cont
 		r.Fatal(err)
 	}
 	for _, p := range r.processes() {
-		peak, err := peakOf(p.PID())
+		used, err := p.Usage()
 		if err != nil {
 			r.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func (r *rig) watch(name, limit string, least time.Duration, meanwhile func(cont
 		if p == r.controller {
 			program = "controller"
 		}
-		out.memory[program] = max(out.memory[program], peak)
+		out.memory[program] = max(out.memory[program], int64(used.Peak>>10))
 	}
 	if err := install.Running(r.processes()...); err != nil {
 		r.Fatalf("%s: %v", name, err)

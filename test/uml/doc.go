@@ -17,6 +17,6 @@
 // Package cluster runs in the kernel as it does outside. Build Go programs before, outside:
 // see cluster.Build and Options.Env.
 //
-//   - uml.go: runs a kernel; inside.go: what runs in it; testing.go: a test in it; processor.go: its processor;
+//   - kernel.go: finds a kernel; uml.go: runs it; inside.go: what runs in it; testing.go: a test in it; processor.go: its processor;
 //     registers.go: its registers where the processor has AMX
 package uml

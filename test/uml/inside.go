@@ -148,11 +148,10 @@ func setUp(directory string) error {
 	if err := useLegacy(); err != nil {
 		return err
 	}
-	if out, err := exec.Command(filepath.Join(directory, loaderFile), "ipv6").CombinedOutput(); err != nil {
-		return fmt.Errorf("loading IPv6: %w: %s", err, out)
-	}
-	if err := unix.Sethostname([]byte(hostname)); err != nil {
-		return fmt.Errorf("setting the host name: %w", err)
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
+		if out, err := exec.Command(filepath.Join(directory, loaderFile), "ipv6").CombinedOutput(); err != nil {
+			return fmt.Errorf("loading IPv6: %w: %s", err, out)
+		}
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

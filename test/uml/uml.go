@@ -20,9 +20,6 @@ import (
 )
 
 const (
-	// program is the kernel, modules its modules.
-	program = "linux.uml"
-	modules = "/usr/lib/uml/modules"
 	// directoryVariable names the directory of the following files for what runs in the kernel.
 	directoryVariable = "NODEPROXY_UML"
 	orderFile         = "order"
@@ -86,14 +83,11 @@ type order struct {
 
 // Missing states what has to be installed; nil: nothing.
 func Missing() error {
-	if _, err := exec.LookPath(program); err != nil {
-		return errors.New("linux.uml not found: apt-get install user-mode-linux")
+	if _, err := findKernel(); err != nil {
+		return err
 	}
 	if _, err := exec.LookPath("modprobe"); err != nil {
 		return errors.New("modprobe not found: apt-get install kmod")
-	}
-	if _, err := os.Stat(modules); err != nil {
-		return fmt.Errorf("modules of User-mode Linux not found: apt-get install user-mode-linux: %w", err)
 	}
 	if _, err := exec.LookPath(compiler); err != nil && hasAMX() {
 		return errors.New("gcc not found, which User-mode Linux needs on this processor: apt-get install gcc libc6-dev")
@@ -111,6 +105,10 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	if err := Missing(); err != nil {
 		return out, err
 	}
+	k, err := findKernel()
+	if err != nil {
+		return out, err
+	}
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
 		deadline = time.Now().Add(limit)
@@ -121,7 +119,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	if err != nil {
 		return out, fmt.Errorf("finding the running program: %w", err)
 	}
-	if err := prepare(self, o, time.Until(deadline)-lastWords); err != nil {
+	if err := prepare(self, k.modules, o, time.Until(deadline)-lastWords); err != nil {
 		return out, err
 	}
 	console, err := os.Create(filepath.Join(o.Directory, consoleFile))
@@ -134,7 +132,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 		return out, err
 	}
 	begin := time.Now()
-	ended := runKernel(ctx, self, o, console, printed.writer)
+	ended := k.run(ctx, self, o, console, printed.writer)
 	out.Took = time.Since(begin)
 	out.Output = printed.close()
 	if err := out.read(o.Directory, ended); err != nil {
@@ -161,16 +159,16 @@ func passed(test, output string) error {
 	return nil
 }
 
-// runKernel runs the kernel to its end. What the program prints goes to output.
-func runKernel(ctx context.Context, self string, o Options, console, output *os.File) error {
+// run runs the kernel to its end. What the program prints goes to output.
+func (k kernel) run(ctx context.Context, self string, o Options, console, output *os.File) error {
 	memory := o.MemoryMiB
 	if memory == 0 {
 		memory = 512
 	}
 	// The first serial line is what is open as file 3.
-	cmd := exec.CommandContext(ctx, program,
+	cmd := exec.CommandContext(ctx, k.program, append(k.args,
 		fmt.Sprintf("mem=%dM", memory), "rootfstype=hostfs", "rw", "quiet", "panic=-1", "con=null", "con0=null,fd:1",
-		"ssl=null", "ssl0=null,fd:3", "init="+self, directoryVariable+"="+o.Directory)
+		"ssl=null", "ssl0=null,fd:3", "init="+self, directoryVariable+"="+o.Directory)...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+memoryDirectory(o.Directory, memory))
 	library, err := registersLibrary(ctx, o.Directory)
 	if err != nil {
@@ -280,7 +278,7 @@ func (l *listener) close() string {
 
 // prepare makes what the first process needs: its order, and a loader of modules
 // that knows where they are.
-func prepare(self string, o Options, testTimeout time.Duration) error {
+func prepare(self, modules string, o Options, testTimeout time.Duration) error {
 	dir, err := os.Getwd()
 	if err != nil {
 		return fmt.Errorf("finding the working directory: %w", err)

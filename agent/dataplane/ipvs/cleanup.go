@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
-	"github.com/nodeproxy-io/nodeproxy/agent/wording"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -60,7 +60,7 @@ func (d *Dataplane) CleanupMode(ctx context.Context, r *dataplane.Ruleset) (stri
 		return "", p.rest()
 	}
 	return fmt.Sprintf("%s of %s, such as %s, may continue until %s",
-		wording.Count(p.connections, "connection"), wording.Count(len(p.stay), "virtual server"), slices.MinFunc(p.stay, Key.Compare), d.cleanupUntil.UTC().Format(time.RFC3339)), nil
+		text.Count(p.connections, "connection"), text.Count(len(p.stay), "virtual server"), slices.MinFunc(p.stay, Key.Compare), d.cleanupUntil.UTC().Format(time.RFC3339)), nil
 }
 
 // present reports whether the kernel may have something of this mode. Unlike Kernel.Open it

@@ -68,15 +68,6 @@ func (n *Node) newFamily(family dataplane.Family, o *Options) *Dataplane {
 	return plane
 }
 
-// Dataplanes returns the data planes by IP family.
-func (n *Node) Dataplanes() map[dataplane.Family]dataplane.Dataplane {
-	out := map[dataplane.Family]dataplane.Dataplane{}
-	for family, plane := range n.Planes {
-		out[family] = plane
-	}
-	return out
-}
-
 // Version returns the version and variant of iptables that the planes use.
 func (n *Node) Version() string { return n.programs.Version() }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"time"
@@ -75,6 +76,18 @@ var (
 	_ dataplane.Dataplane = (*Dataplane)(nil)
 	_ dataplane.Observer  = (*Dataplane)(nil)
 )
+
+// Close closes the sockets of all modes. Another process owns their tables only after that, or once this
+// process has ended.
+func (d *Dataplane) Close() error {
+	var errs []error
+	for _, p := range d.planes {
+		if c, ok := p.ModeCleaner.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // New joins one data plane for each mode.
 func New(planes ...Plane) *Dataplane {

@@ -40,34 +40,38 @@ func ownNamespace(t testing.TB) *nft.Conn {
 	return conn
 }
 
-// nftPrograms are the installed nft and, on amd64, all versions of hack/nft.lock.
+// nftPrograms are the installed nft and, on amd64, all versions that hack/pinned.lock names.
 func nftPrograms(t *testing.T) []string {
 	t.Helper()
 	programs := []string{"nft"}
 	if runtime.GOARCH != "amd64" {
-		return programs // hack/nft.sh has packages for no other
+		return programs // hack/pinned.sh has packages for no other
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	lock, err := os.ReadFile("../../../hack/nft.lock")
+	lock, err := os.ReadFile("../../../hack/pinned.lock")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(lock)) {
-		version, _, _ := strings.Cut(line, " ")
+		fields := strings.Fields(line)
+		if fields[0] != "nft" {
+			continue
+		}
+		version := fields[1]
 		program := filepath.Join(cache, "nodeproxy/nft", version, "nft")
-		if version == "#" || slices.Contains(programs, program) {
+		if slices.Contains(programs, program) {
 			continue
 		}
 		if _, err := os.Stat(program); err != nil {
-			t.Fatalf("nft %s is missing: run hack/nft.sh: %v", version, err)
+			t.Fatalf("nft %s is missing: run hack/pinned.sh: %v", version, err)
 		}
 		programs = append(programs, program)
 	}
 	if len(programs) == 1 {
-		t.Fatal("hack/nft.lock names no version")
+		t.Fatal("hack/pinned.lock names no nft")
 	}
 	return programs
 }

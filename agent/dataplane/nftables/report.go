@@ -8,7 +8,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/engine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/nft"
-	"github.com/nodeproxy-io/nodeproxy/agent/wording"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 )
 
 // Report implements engine.Operations.
@@ -49,13 +49,13 @@ func (c *config) findings(d *comparison) []dataplane.Finding {
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(d.services), dataplane.ServiceName.Compare) {
 		for _, set := range slices.Sorted(maps.Keys(d.services[name].added)) {
-			add(name, "Service %s: missing or different: %s of %s", name, wording.Count(len(d.services[name].added[set]), "element"), set)
+			add(name, "Service %s: missing or different: %s of %s", name, text.Count(len(d.services[name].added[set]), "element"), set)
 		}
 	}
 	for what, sets := range map[string]map[string][]nft.Element{"unexpected": d.stale.deleted, "missing": d.stale.added} {
 		for _, set := range slices.Sorted(maps.Keys(sets)) {
 			if n := len(sets[set]); n > 0 {
-				add(dataplane.ServiceName{}, "%s: %s of %s", what, wording.Count(n, "element"), set)
+				add(dataplane.ServiceName{}, "%s: %s of %s", what, text.Count(n, "element"), set)
 			}
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 // How long an endpoint that has failed rests: twice as long after each failure in a row.
@@ -46,6 +48,7 @@ type endpoint struct {
 	listed   [policies]bool
 	failures int                 // in a row
 	rests    [policies]time.Time // until then, others are preferred
+	failing  failing
 }
 
 func (e *endpoint) resting(p policy, now time.Time) bool { return now.Before(e.rests[p]) }
@@ -58,11 +61,13 @@ type balancer struct {
 	next  [policies]int // index in the list
 	// affinity is nil without session affinity.
 	affinity *affinity
+	// mayFail: an endpoint may have failed lately.
+	mayFail atomic.Bool
 }
 
 // set replaces the endpoints. Those that stay keep their state, and serving ones their UDP clients even if no
-// policy selects them any more. It returns those that are gone.
-func (b *balancer) set(lists [policies][]netip.AddrPort, serving []netip.AddrPort, affinityTimeout time.Duration) (gone []*endpoint) {
+// policy selects them any more.
+func (b *balancer) set(lists [policies][]netip.AddrPort, serving []netip.AddrPort, affinityTimeout time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	former := b.known
@@ -94,11 +99,9 @@ func (b *balancer) set(lists [policies][]netip.AddrPort, serving []netip.AddrPor
 	for address, e := range former {
 		if b.known[address] == nil {
 			e.gone.Store(true)
-			gone = append(gone, e)
 		}
 	}
 	b.affinity = b.affinity.within(affinityTimeout)
-	return gone
 }
 
 // pick returns the endpoint to try next for a client, which has tried some; nil: there is none left.
@@ -130,11 +133,13 @@ func (b *balancer) pick(p policy, client netip.Addr, tried []*endpoint, now time
 	return last
 }
 
-// failure notes that an endpoint did not accept. It rests unless too many would.
-func (b *balancer) failure(e *endpoint, now time.Time) {
+// failure notes that an endpoint did not accept, and why. It rests unless too many would.
+func (b *balancer) failure(e *endpoint, why v1alpha1.EndpointFailure, now time.Time, c *counters) {
 	e.failed.Add(1)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.mayFail.Store(true)
+	e.failing.note(why, now, c)
 	if e.resting(cluster, now) || e.resting(local, now) {
 		return // other connections began before it rested
 	}
@@ -172,5 +177,5 @@ func restAfter(failures int) time.Duration {
 func (b *balancer) success(e *endpoint) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	e.failures, e.rests = 0, [policies]time.Time{}
+	e.failures, e.rests, e.failing = 0, [policies]time.Time{}, failing{}
 }

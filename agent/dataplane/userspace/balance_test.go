@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
 func addresses(count int) []netip.AddrPort {
@@ -71,13 +73,13 @@ func TestRest(t *testing.T) {
 	now := time.Now()
 	b := newBalancer(0, addresses(4), nil)
 	known := func(i int) *endpoint { return b.known[addresses(4)[i-1]] }
-	b.failure(known(1), now.Add(-time.Millisecond))
-	b.failure(known(1), now) // a connection that began earlier
+	b.failure(known(1), v1alpha1.EndpointRejects, now.Add(-time.Millisecond), &counters{})
+	b.failure(known(1), v1alpha1.EndpointRejects, now, &counters{}) // a connection that began earlier
 	if diff := cmp.Diff([]int{2, 3, 4, 2}, picks(b, cluster, clientAt(1), 4, now)); diff != "" {
 		t.Errorf("one rests (-want +got):\n%s", diff)
 	}
-	b.failure(known(2), now)
-	b.failure(known(3), now) // would be more than half
+	b.failure(known(2), v1alpha1.EndpointRejects, now, &counters{})
+	b.failure(known(3), v1alpha1.EndpointRejects, now, &counters{}) // would be more than half
 	if got := picks(b, cluster, clientAt(1), 4, now); slices.Contains(got, 1) || slices.Contains(got, 2) || !slices.Contains(got, 3) {
 		t.Errorf("with three failures, half rest: %v", got)
 	}
@@ -90,7 +92,7 @@ func TestRest(t *testing.T) {
 	if got := picks(b, cluster, clientAt(1), 4, later); !slices.Contains(got, 1) {
 		t.Errorf("after its rest: %v", got)
 	}
-	b.failure(known(1), later)
+	b.failure(known(1), v1alpha1.EndpointRejects, later, &counters{})
 	if !known(1).resting(cluster, later.Add(firstRest)) || known(1).resting(cluster, later.Add(2*firstRest)) {
 		t.Error("a second failure in a row does not rest twice as long")
 	}
@@ -99,7 +101,7 @@ func TestRest(t *testing.T) {
 		t.Error("a success does not end the rest")
 	}
 	alone := newBalancer(0, addresses(1), nil)
-	alone.failure(alone.known[addresses(1)[0]], now)
+	alone.failure(alone.known[addresses(1)[0]], v1alpha1.EndpointRejects, now, &counters{})
 	if len(picks(alone, cluster, clientAt(1), 1, now)) != 1 {
 		t.Error("the only endpoint rests")
 	}
@@ -131,7 +133,7 @@ func TestAffinity(t *testing.T) {
 			t.Errorf("after %d connections: %v", i, got)
 		}
 	}
-	b.failure(b.known[addresses(3)[mine-1]], now)
+	b.failure(b.known[addresses(3)[mine-1]], v1alpha1.EndpointRejects, now, &counters{})
 	if got := picks(b, cluster, clientAt(1), 1, now); got[0] == mine {
 		t.Error("it stays with an endpoint that has failed")
 	}
@@ -174,10 +176,10 @@ func TestEndpointsThatStay(t *testing.T) {
 	now := time.Now()
 	b := newBalancer(0, addresses(3), nil)
 	stays, goes := b.known[addresses(3)[0]], b.known[addresses(3)[2]]
-	b.failure(stays, now)
-	gone := b.set([policies][]netip.AddrPort{addresses(2), addresses(1)}, nil, 0)
-	if len(gone) != 1 || gone[0] != goes || !goes.gone.Load() {
-		t.Errorf("gone: %v", gone)
+	b.failure(stays, v1alpha1.EndpointRejects, now, &counters{})
+	b.set([policies][]netip.AddrPort{addresses(2), addresses(1)}, nil, 0)
+	if stays.gone.Load() || !goes.gone.Load() {
+		t.Errorf("gone: the one that stays %t, the other one %t", stays.gone.Load(), goes.gone.Load())
 	}
 	if b.known[addresses(3)[0]] != stays || !stays.resting(cluster, now) || !stays.listed[local] {
 		t.Error("one that stays has lost its state")
@@ -192,7 +194,7 @@ func TestRestOfEachPolicy(t *testing.T) {
 	now := time.Now()
 	b := newBalancer(0, addresses(4), addresses(1))
 	only := b.known[addresses(1)[0]]
-	b.failure(only, now)
+	b.failure(only, v1alpha1.EndpointRejects, now, &counters{})
 	if !only.resting(cluster, now) || only.resting(local, now) {
 		t.Errorf("it rests: of policy Cluster %t, Local %t", only.resting(cluster, now), only.resting(local, now))
 	}

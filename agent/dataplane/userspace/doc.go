@@ -9,9 +9,10 @@
 //   - proxy.go: the Proxy, and a Service as the kernel serves it
 //   - table.go: which port of a Service a connection is for
 //   - balance.go, affinity.go: which endpoint it gets
+//   - failing.go: which endpoints do not accept, and why
 //   - limits.go: how many connections there may be
 //   - metrics.go: what is counted
 //   - engine_linux.go, worker_linux.go: the event loops; tcp_linux.go, splice_linux.go: connections;
-//     udp_linux.go: clients of UDP; socket_linux.go: system calls
+//     udp_linux.go: UDP clients; socket_linux.go: system calls
 //   - engine_other.go: connections on other operating systems
 package userspace

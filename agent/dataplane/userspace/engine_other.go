@@ -132,7 +132,7 @@ func (e *connections) connect(p *port, by policy, client netip.Addr) *net.TCPCon
 			p.observe(int64(e.proxy.clock.Now().Sub(began)))
 			return out.(*net.TCPConn)
 		}
-		p.failure(to, e.proxy.clock.Now())
+		p.failure(to, failureOf(err), e.proxy.clock.Now(), &p.counters)
 		tried = append(tried, to)
 	}
 	return nil

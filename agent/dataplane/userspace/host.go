@@ -13,25 +13,19 @@ import (
 // Host is the userspace proxy of a node with the data planes that redirect to it.
 type Host struct {
 	*Proxy
-	planes map[dataplane.Family]*Dataplane
+	// Dataplanes are those by IP family.
+	Dataplanes map[dataplane.Family]dataplane.Dataplane
+	planes     []*Dataplane // the same
 }
 
 // NewHost joins the kernel's data planes with a proxy.
-func NewHost(kernel map[dataplane.Family]Kernel, o Options) *Host {
-	h := &Host{Proxy: New(o), planes: map[dataplane.Family]*Dataplane{}}
+func NewHost[K Kernel](kernel map[dataplane.Family]K, o Options) *Host {
+	h := &Host{Proxy: New(o), Dataplanes: map[dataplane.Family]dataplane.Dataplane{}}
 	for family, plane := range kernel {
-		h.planes[family] = Redirect(family, plane, h.Proxy)
+		redirecting := Redirect(family, plane, h.Proxy)
+		h.Dataplanes[family], h.planes = redirecting, append(h.planes, redirecting)
 	}
 	return h
-}
-
-// Dataplanes returns the data planes by IP family.
-func (h *Host) Dataplanes() map[dataplane.Family]dataplane.Dataplane {
-	out := map[dataplane.Family]dataplane.Dataplane{}
-	for family, plane := range h.planes {
-		out[family] = plane
-	}
-	return out
 }
 
 // LeaveToKernel has the kernel serve all Services alone, so that new connections do not need the proxy any

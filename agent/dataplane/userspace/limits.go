@@ -4,7 +4,7 @@ import "sync/atomic"
 
 // Limits bound what clients can make the proxy hold.
 type Limits struct {
-	// Connections is how many connections and clients of UDP the node's Services may have at a time.
+	// Connections is how many connections and UDP clients the node's Services may have at a time.
 	Connections int64
 	// PerPort is the same for one port of a Service.
 	PerPort int64

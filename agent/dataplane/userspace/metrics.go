@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// rejection is why a connection, or a client of UDP, was not served.
+// rejection is why a connection, or a UDP client, was not served.
 type rejection int
 
 const (
@@ -48,18 +48,19 @@ func (c *counters) observe(took int64) {
 	c.took.Add(took)
 }
 
-// collector exports the counters of all ports.
+// collector exports the counters of the ports that are used: of the others, which may be many, there is
+// nothing to see.
 type collector struct{ *Proxy }
 
 const prefix = "nodeproxy_agent_userspace_"
 
 var (
 	ofPort            = []string{"namespace", "service", "port", "ip_family"}
-	descOpen          = desc("open_connections", "Connections, and clients of UDP, that a port of a Service has.")
-	descConnections   = desc("connections_total", "Connections to a port of a Service, and clients of UDP, that an endpoint has accepted.")
+	descOpen          = desc("open_connections", "Connections, and UDP clients, that a port of a Service has.")
+	descConnections   = desc("connections_total", "Connections to a port of a Service, and UDP clients, that an endpoint has accepted.")
 	descRetries       = desc("retries_total", "Attempts with another endpoint because one did not accept.")
 	descBytes         = desc("bytes_total", "Bytes transferred, by direction (to_endpoint, to_client).", "direction")
-	descRejected      = desc("rejected_total", "Connections, and clients of UDP, that were not served, by reason (no_endpoint, port_limit, node_limit, no_descriptor, no_local_port).", "reason")
+	descRejected      = desc("rejected_total", "Connections, and UDP clients, that were not served, by reason (no_endpoint, port_limit, node_limit, no_descriptor, no_local_port).", "reason")
 	descFailures      = desc("endpoint_failures_total", "Attempts that an endpoint did not accept.", "endpoint")
 	descLatency       = desc("connect_duration_seconds", "Time from a connection to a port of a Service until an endpoint has accepted it.")
 	descNotRedirected = prometheus.NewDesc(prefix+"not_redirected_total", "Connections that came to the proxy without being redirected from a Service.", nil, nil)
@@ -83,6 +84,9 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	}
 	send(descNotRedirected, prometheus.CounterValue, c.notRedirected.Load())
 	for _, p := range c.table.all() {
+		if !p.used.Load() {
+			continue
+		}
 		of := []string{p.id.service.Namespace, p.id.service.Name, p.id.text(), string(p.id.family)}
 		with := func(label string) []string { return append(append([]string{}, of...), label) }
 		send(descOpen, prometheus.GaugeValue, p.open.n.Load(), of...)

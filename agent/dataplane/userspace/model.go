@@ -62,6 +62,7 @@ func (p *Proxy) Endpoints(protocol v1alpha1.Protocol, to, listener netip.AddrPor
 	if of == nil {
 		return nil, false
 	}
+	of.used.Store(true)
 	of.mu.Lock()
 	defer of.mu.Unlock()
 	var out []netip.AddrPort

@@ -75,7 +75,7 @@ type engine interface {
 	listen(address netip.Addr, by policy) (bound netip.AddrPort, end func(), err error)
 	// listenUDP does the same for the datagrams of one port.
 	listenUDP(p *port, by policy, address netip.Addr) (bound netip.AddrPort, end func(), err error)
-	// endUDP ends all clients of UDP, whose next datagrams the kernel sends elsewhere.
+	// endUDP ends all UDP clients, whose next datagrams the kernel sends elsewhere.
 	endUDP()
 }
 
@@ -186,7 +186,7 @@ func (p *Proxy) Serve(family dataplane.Family, name dataplane.ServiceName, s *da
 		return s, fmt.Errorf("%w for %s", ErrNotListening, family)
 	}
 	id := serviceID{name, family}
-	ports, gone := p.table.set(id, s)
+	ports, gone := p.table.set(id, s, p.clock.Now())
 	for _, g := range gone {
 		p.unused[id] = append(p.unused[id], g.ends[:]...)
 	}
@@ -271,7 +271,7 @@ func (p *Proxy) Settle(family dataplane.Family, but sets.Set[dataplane.ServiceNa
 	}
 }
 
-// endUDP ends all clients of UDP once the kernel serves their Services.
+// endUDP ends all UDP clients once the kernel serves their Services.
 func (p *Proxy) endUDP() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -280,11 +280,12 @@ func (p *Proxy) endUDP() {
 	}
 }
 
-// Open is how many connections and clients of UDP there are.
+// Open is how many connections and UDP clients there are.
 func (p *Proxy) Open() int64 { return p.open.n.Load() }
 
 // admit counts a connection; false: there are too many.
 func (p *Proxy) admit(to *port) (why rejection, ok bool) {
+	to.used.Store(true)
 	limits := *p.limits.Load()
 	if !p.open.take(1, limits.Connections) {
 		return tooManyOfNode, false

@@ -28,7 +28,7 @@ type plane struct {
 func newPlane(t *testing.T) *plane {
 	t.Helper()
 	kernel := dataplanetest.NewFake()
-	host := NewHost(map[dataplane.Family]Kernel{dataplane.IPv4: kernel}, Options{Workers: 1})
+	host := NewHost(map[dataplane.Family]*dataplanetest.Fake{dataplane.IPv4: kernel}, Options{Workers: 1})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- host.Run(ctx) }()
@@ -38,7 +38,7 @@ func newPlane(t *testing.T) *plane {
 			t.Error(err)
 		}
 	})
-	return &plane{T: t, Dataplane: host.planes[dataplane.IPv4], kernel: kernel, host: host, ruleset: &dataplane.Ruleset{
+	return &plane{T: t, Dataplane: host.planes[0], kernel: kernel, host: host, ruleset: &dataplane.Ruleset{
 		Mode: v1alpha1.ModeIPTables, Full: true, Prune: true, Services: map[dataplane.ServiceName]*dataplane.Service{},
 		Node: dataplane.Node{Settings: v1alpha1.CompleteSettings(nil), Addresses: []netip.Addr{loopback}},
 	}}

@@ -124,11 +124,12 @@ func (r *rig) shares(count int) map[string]int {
 }
 
 // within calls f in the only worker, between events.
-func (r *rig) within(f func()) {
+func (r *rig) within(f func(*worker)) {
 	r.Helper()
 	done := make(chan struct{})
-	r.engine.(*workers).list[0].do(func() {
-		f()
+	w := r.engine.(*workers).list[0]
+	w.do(func() {
+		f(w)
 		close(done)
 	})
 	<-done

@@ -8,19 +8,24 @@ import (
 )
 
 const (
-	// pipeSize is how much is moved at a time at most: what a pipe has room for.
-	pipeSize = 64 << 10
+	// pipeSize is how much is moved at a time at most: what a large pipe has room for. In pipes of 64 KiB, the
+	// kernel's default, a byte takes more than twice the processor time.
+	pipeSize = 1 << 20
+	// maxLargePipes are those of a worker. Clients that do not read would fill any number of them; other
+	// connections get pipes of the kernel's default.
+	maxLargePipes = 64
 	// maxIdlePipes are kept for the next transfer. A connection has pipes only while something is in
 	// transit.
 	maxIdlePipes = 16
 	// share is how much a direction may transfer before it is the turn of other connections.
-	share = 256 << 10
+	share = pipeSize
 )
 
 // pipe is where bytes are on their way between two sockets, which never reach the process's memory.
 type pipe struct {
 	read, write int
 	has         int // bytes
+	large       bool
 }
 
 // pipe returns an empty pipe.
@@ -34,12 +39,22 @@ func (w *worker) pipe() (*pipe, error) {
 	if err := unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("pipe2", err)
 	}
-	return &pipe{read: fds[0], write: fds[1]}, nil
+	p := &pipe{read: fds[0], write: fds[1]}
+	if w.largePipes < maxLargePipes {
+		if _, err := unix.FcntlInt(uintptr(p.write), unix.F_SETPIPE_SZ, pipeSize); err == nil {
+			p.large = true
+			w.largePipes++
+		}
+	}
+	return p, nil
 }
 
 // giveBack takes a pipe that is no longer needed.
 func (w *worker) giveBack(p *pipe) {
 	if p.has > 0 || len(w.pipes) >= maxIdlePipes {
+		if p.large {
+			w.largePipes--
+		}
 		p.close()
 		return
 	}

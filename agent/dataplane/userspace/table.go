@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
@@ -25,8 +26,9 @@ type port struct {
 	id portID
 	balancer
 	counters
-	// open is how many connections, or clients of UDP, it has.
+	// open is how many connections, or UDP clients, it has, used whether it has ever had one.
 	open limited
+	used atomic.Bool
 	// sockets are where datagrams arrive, by policy, and ends close them; zero: nowhere. The Proxy's
 	// lock guards them.
 	sockets [policies]netip.AddrPort
@@ -45,6 +47,21 @@ type table struct {
 	ports        map[portID]*port
 	destinations map[destination]*port
 	services     map[serviceID]*entry
+	// left are destinations that the table had until queueTime ago, and leaving the same in the order in
+	// which they end.
+	left    map[destination]former
+	leaving []former
+}
+
+// queueTime is how long connections to a destination are served that the kernel has redirected before it
+// stopped: they wait in the queue of a listener.
+const queueTime = time.Second
+
+// former is the port that a destination was of, and until when.
+type former struct {
+	destination destination
+	port        *port
+	until       time.Time
 }
 
 type serviceID struct {
@@ -59,7 +76,7 @@ type entry struct {
 }
 
 func newTable() *table {
-	return &table{ports: map[portID]*port{}, destinations: map[destination]*port{}, services: map[serviceID]*entry{}}
+	return &table{ports: map[portID]*port{}, destinations: map[destination]*port{}, services: map[serviceID]*entry{}, left: map[destination]former{}}
 }
 
 // find returns the port that a client has connected to; nil: none that the proxy serves. Node ports are
@@ -67,13 +84,32 @@ func newTable() *table {
 func (t *table) find(protocol v1alpha1.Protocol, address netip.AddrPort, node []netip.Addr) *port {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	if p := t.destinations[destination{protocol, address}]; p != nil {
+	return search(protocol, address, node, func(d destination) *port { return t.destinations[d] })
+}
+
+// arrived is find for a connection that the kernel has redirected, perhaps just before it stopped.
+func (t *table) arrived(protocol v1alpha1.Protocol, address netip.AddrPort, node []netip.Addr, now time.Time) *port {
+	if p := t.find(protocol, address, node); p != nil {
+		return p
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return search(protocol, address, node, func(d destination) *port {
+		if f := t.left[d]; now.Before(f.until) {
+			return f.port
+		}
+		return nil
+	})
+}
+
+func search(protocol v1alpha1.Protocol, address netip.AddrPort, node []netip.Addr, among func(destination) *port) *port {
+	if p := among(destination{protocol, address}); p != nil {
 		return p
 	}
 	if !address.Addr().IsLoopback() && !slices.Contains(node, address.Addr()) {
 		return nil
 	}
-	return t.destinations[destination{protocol, anyAddress(address)}]
+	return among(destination{protocol, anyAddress(address)})
 }
 
 // anyAddress stands for a node port at any address.
@@ -84,9 +120,10 @@ func anyAddress(of netip.AddrPort) netip.AddrPort {
 // set replaces a Service; nil removes it. It returns the ports it has now and those that are gone.
 // A destination belongs to the Service that was set last, until that one changes: claims are decided
 // before the table is.
-func (t *table) set(id serviceID, s *dataplane.Service) (now, gone []*port) {
+func (t *table) set(id serviceID, s *dataplane.Service, at time.Time) (now, gone []*port) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.forget(at)
 	next := &entry{destinations: map[destination]*port{}}
 	stays := map[*port]bool{}
 	for i := range portsOf(s) {
@@ -100,24 +137,43 @@ func (t *table) set(id serviceID, s *dataplane.Service) (now, gone []*port) {
 			next.destinations[destinationOf(id.family, &d)] = p
 		}
 	}
-	if former := t.services[id]; former != nil {
-		for d, p := range former.destinations {
+	if before := t.services[id]; before != nil {
+		for d, p := range before.destinations {
 			if t.destinations[d] == p {
 				delete(t.destinations, d)
+				f := former{d, p, at.Add(queueTime)}
+				t.left[d], t.leaving = f, append(t.leaving, f)
 			}
 		}
-		for _, p := range former.ports {
+		for _, p := range before.ports {
 			if !stays[p] {
 				delete(t.ports, p.id)
 				gone = append(gone, p)
 			}
 		}
 	}
-	maps.Copy(t.destinations, next.destinations)
+	for d, p := range next.destinations {
+		t.destinations[d] = p
+		delete(t.left, d)
+	}
 	if delete(t.services, id); len(next.ports) > 0 {
 		t.services[id] = next
 	}
 	return next.ports, gone
+}
+
+// forget drops what the table has no longer had for queueTime, in time that grows with that alone. The caller
+// holds mu.
+func (t *table) forget(at time.Time) {
+	for len(t.leaving) > 0 && !at.Before(t.leaving[0].until) {
+		if f := t.leaving[0]; t.left[f.destination] == f { // else it has returned, or left once more
+			delete(t.left, f.destination)
+		}
+		t.leaving = t.leaving[1:]
+	}
+	if len(t.leaving) == 0 {
+		t.leaving = nil // with its memory
+	}
 }
 
 // portsOf returns the ports of a Service, which may be nil.

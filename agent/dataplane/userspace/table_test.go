@@ -3,6 +3,7 @@ package userspace
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -27,9 +28,9 @@ func webService(ip netip.Addr, nodePort uint16) *dataplane.Service {
 }
 
 func TestTable(t *testing.T) {
-	table := newTable()
+	table, start := newTable(), time.Now()
 	id := serviceID{named("web"), dataplane.IPv4}
-	now, gone := table.set(id, webService(clusterIP, 30080))
+	now, gone := table.set(id, webService(clusterIP, 30080), start)
 	if len(now) != 2 || len(gone) != 0 {
 		t.Fatalf("%d ports, %d gone", len(now), len(gone))
 	}
@@ -47,7 +48,7 @@ func TestTable(t *testing.T) {
 		}
 	}
 	// The ports stay if the Service changes.
-	after, gone := table.set(id, webService(otherIP, 0))
+	after, gone := table.set(id, webService(otherIP, 0), start)
 	if after[0] != now[0] || len(gone) != 0 {
 		t.Errorf("another port: %v, gone %v", after[0].id, gone)
 	}
@@ -59,15 +60,25 @@ func TestTable(t *testing.T) {
 	// Another Service takes its address over before it is gone.
 	taker := webService(otherIP, 0)
 	taker.Name = named("taker")
-	taken, _ := table.set(serviceID{taker.Name, dataplane.IPv4}, taker)
-	if _, gone = table.set(id, nil); len(gone) != 2 {
+	taken, _ := table.set(serviceID{taker.Name, dataplane.IPv4}, taker, start)
+	if _, gone = table.set(id, nil, start); len(gone) != 2 {
 		t.Errorf("%d ports are gone, want 2", len(gone))
 	}
 	if p := find(v1alpha1.ProtocolTCP, "10.96.0.2:80"); p != taken[0] {
 		t.Errorf("the address of the other Service: %v", p)
 	}
-	table.set(serviceID{taker.Name, dataplane.IPv4}, nil)
-	if len(table.ports)+len(table.destinations)+len(table.services) != 0 {
+	table.set(serviceID{taker.Name, dataplane.IPv4}, nil, start)
+	// What was redirected to it before still arrives.
+	for _, c := range []struct {
+		after time.Duration
+		want  *port
+	}{{queueTime - 1, taken[0]}, {queueTime, nil}} {
+		if p := table.arrived(v1alpha1.ProtocolTCP, netip.MustParseAddrPort("10.96.0.2:80"), nil, start.Add(c.after)); p != c.want {
+			t.Errorf("%s after the end: %v", c.after, p)
+		}
+	}
+	table.set(id, nil, start.Add(queueTime))
+	if len(table.ports)+len(table.destinations)+len(table.services)+len(table.left)+len(table.leaving) != 0 {
 		t.Errorf("left: %v", table)
 	}
 }

@@ -52,6 +52,7 @@ func (w *worker) rejectOne(l *listener) {
 	}
 	if fd, from, err := unix.Accept4(l.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC); err == nil {
 		if p := w.portOf(l, fd, addressOf(from)); p != nil {
+			p.used.Store(true)
 			p.rejected[noDescriptor].Add(1)
 			reset(fd)
 		}
@@ -78,7 +79,7 @@ func (l *listener) shut(w *worker) {
 func (w *worker) portOf(l *listener, fd int, client netip.AddrPort) *port {
 	to, err := w.proxy.original(fd, client.Addr())
 	if err == nil && to != l.address {
-		if p := w.proxy.table.find(v1alpha1.ProtocolTCP, to, *w.proxy.node.Load()); p != nil {
+		if p := w.proxy.table.arrived(v1alpha1.ProtocolTCP, to, *w.proxy.node.Load(), w.now); p != nil {
 			return p
 		}
 	}
@@ -141,7 +142,7 @@ func (c *connection) connect(w *worker) {
 			c.port.retries.Add(1)
 		}
 		if w.proxy.loops(v1alpha1.ProtocolTCP, e.address) {
-			c.attemptFailed(w)
+			c.attemptFailed(w, v1alpha1.EndpointLoops)
 			continue
 		}
 		err := c.dial(w)
@@ -157,7 +158,7 @@ func (c *connection) connect(w *worker) {
 			c.noPort = true
 			c.tried = append(c.tried, e)
 		default:
-			c.attemptFailed(w)
+			c.attemptFailed(w, failureOf(err))
 		}
 	}
 	if c.noPort {
@@ -206,7 +207,7 @@ func (c *connection) ready(w *worker, fd int, events uint32) {
 		c.reset(w)
 	case fd == c.out && events&(unix.EPOLLOUT|unix.EPOLLERR|unix.EPOLLHUP) != 0:
 		if err := errorOf(fd); err != nil {
-			c.attemptFailed(w)
+			c.attemptFailed(w, failureOf(err))
 			c.connect(w)
 			return
 		}
@@ -229,15 +230,15 @@ func (c *connection) accepted(w *worker) {
 // timedOut ends an attempt.
 func (c *connection) timedOut(w *worker) {
 	c.slow = append(c.slow, c.endpoint)
-	c.attemptFailed(w)
+	c.attemptFailed(w, v1alpha1.EndpointSilent)
 	c.connect(w)
 }
 
 // attemptFailed ends an attempt that has failed, and has the endpoint rest.
-func (c *connection) attemptFailed(w *worker) {
+func (c *connection) attemptFailed(w *worker, why v1alpha1.EndpointFailure) {
 	c.connecting = false
 	c.up.done = false // the next one does not know yet
-	c.port.failure(c.endpoint, w.now)
+	c.port.failure(c.endpoint, why, w.now, &c.port.counters)
 	c.tried = append(c.tried, c.endpoint)
 	if c.out >= 0 {
 		w.forget(c.out)
@@ -265,7 +266,7 @@ func (c *connection) transfer(w *worker) {
 	c.port.toClient.Add(received)
 	switch {
 	case c.untouched(up, down):
-		c.attemptFailed(w)
+		c.attemptFailed(w, v1alpha1.EndpointResets)
 		c.connect(w)
 	case up == nil && down == nil && c.up.done && c.down.done, up != nil && !up.sender && received > 0:
 		c.close(w, func(fd int) { _ = unix.Close(fd) })

@@ -13,7 +13,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
@@ -28,6 +31,27 @@ func TestConnections(t *testing.T) {
 	s := r.statistics()
 	if s.Connections != 30 || s.Retries != 0 || s.Rejected != 0 || len(s.Failures) != 0 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// Only ports with connections have metrics, and only as long as they exist.
+func TestMetricsOfUsedPorts(t *testing.T) {
+	r := newRig(t, Options{}, serving(v1alpha1.ProtocolTCP, names(t, 1)...))
+	count := func() int {
+		metrics := make(chan prometheus.Metric, 100)
+		r.Collector().Collect(metrics)
+		return len(metrics)
+	}
+	unused := count()
+	r.shares(1)
+	if used := count(); unused != 1 || used < 10 {
+		t.Errorf("%d metrics without a connection, %d with one", unused, used)
+	}
+	if _, err := r.Serve(dataplane.IPv4, named("web"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(); n != unused {
+		t.Errorf("%d metrics after the end of the Service", n)
 	}
 }
 
@@ -48,6 +72,31 @@ func TestFailingEndpoint(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// The proxy reports an endpoint that fails, with what that has cost.
+func TestFailingIsReported(t *testing.T) {
+	clk := clocktesting.NewFakePassiveClock(time.Now())
+	bad, good := rejecting(t), naming(t, "1")
+	r := newRig(t, Options{Clock: clk}, serving(v1alpha1.ProtocolTCP, bad, good))
+	r.shares(3)
+	if got := r.Failing(); got != nil {
+		t.Errorf("at once: %+v", got)
+	}
+	since := clk.Now()
+	clk.SetTime(since.Add(failingAfter))
+	r.shares(3)
+	want := &v1alpha1.UserspaceReport{Failing: 1, Endpoints: []v1alpha1.FailingEndpoint{{
+		Service: "default/web", Port: "80/TCP", Endpoint: bad.String(), Reason: v1alpha1.EndpointRejects,
+		Since: metav1.NewTime(since.UTC().Truncate(time.Second)), Failed: 2, Connections: 6,
+	}}}
+	if diff := cmp.Diff(want, r.Failing()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	r.serve(serving(v1alpha1.ProtocolTCP, good))
+	if got := r.Failing(); got != nil {
+		t.Errorf("after its removal: %+v", got)
 	}
 }
 
@@ -225,7 +274,7 @@ func TestNotRedirected(t *testing.T) {
 	listener := r.served.Ports[0].Cluster[0]
 	for _, to := range []netip.AddrPort{listener, netip.AddrPortFrom(otherIP, 80)} {
 		before := r.notRedirected.Load()
-		r.within(func() { r.original = func(int, netip.Addr) (netip.AddrPort, error) { return to, nil } })
+		r.within(func(*worker) { r.original = func(int, netip.Addr) (netip.AddrPort, error) { return to, nil } })
 		if name, err := r.ask(); !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("to %s: %q, %v", to, name, err)
 		}

@@ -82,6 +82,9 @@ func (i *idle) expire(w *worker) {
 // ready forwards datagrams of clients.
 func (s *udpSocket) ready(w *worker, _ int, _ uint32) {
 	for range datagramsAtOnce {
+		if w.requests >= requestsAtOnce {
+			return // what is left is reported again
+		}
 		n, from, err := unix.Recvfrom(s.fd, w.buffer, 0)
 		switch {
 		case errors.Is(err, unix.EINTR):
@@ -120,8 +123,9 @@ func (s *udpSocket) begin(w *worker, from netip.AddrPort, datagram []byte) *udpC
 		return nil
 	}
 	if flows := w.proxy.flows; flows != nil {
+		w.requests++
 		to, err := flows.Original(from, s.address)
-		if err != nil || w.proxy.table.find(v1alpha1.ProtocolUDP, to, *w.proxy.node.Load()) != s.port {
+		if err != nil || w.proxy.table.arrived(v1alpha1.ProtocolUDP, to, *w.proxy.node.Load(), w.now) != s.port {
 			w.proxy.notRedirected.Add(1)
 			w.proxy.leaveUDP(s.port)
 			return nil
@@ -222,7 +226,7 @@ func (c *udpClient) disconnect(w *worker) {
 
 // attemptFailed notes that no program listens at the endpoint.
 func (c *udpClient) attemptFailed(w *worker) {
-	c.socket.port.failure(c.endpoint, w.now)
+	c.socket.port.failure(c.endpoint, v1alpha1.EndpointRejects, w.now, &c.socket.port.counters)
 	c.tried = append(c.tried, c.endpoint)
 	c.disconnect(w)
 }
@@ -300,12 +304,22 @@ func (s *udpSocket) leave(w *worker) {
 // left ends the clients that wait for nothing, and then the socket. It reports whether that is done.
 func (s *udpSocket) left(w *worker) bool {
 	for _, c := range s.clients {
-		if silent := w.now.Sub(c.active); silent >= leaveAtLast || !c.waiting && silent >= leaveAfter {
-			c.forget(w)
+		if silent := w.now.Sub(c.active); silent < leaveAfter || c.waiting && silent < leaveAtLast {
+			continue
 		}
+		if w.requests >= requestsAtOnce {
+			w.more = true
+			return false
+		}
+		c.forget(w)
 	}
-	if len(s.clients) == 0 {
-		s.shut(w)
+	if s.fd >= 0 && len(s.clients) == 0 {
+		s.ready(w, s.fd, unix.EPOLLIN) // the last ones that the kernel has led here
+		if w.requests >= requestsAtOnce {
+			w.more = true
+		} else if len(s.clients) == 0 {
+			s.shut(w)
+		}
 	}
 	return s.fd < 0
 }
@@ -314,6 +328,7 @@ func (s *udpSocket) left(w *worker) bool {
 // removes it with others that are stale.
 func (c *udpClient) forget(w *worker) {
 	if w.proxy.flows != nil {
+		w.requests += 2 // it finds the flow, and deletes it
 		_ = w.proxy.flows.Forget(c.address, c.socket.address)
 	}
 	c.end(w)

@@ -9,8 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -171,11 +173,12 @@ func TestUDPLimit(t *testing.T) {
 
 // fakeFlows are flows of a kernel that there is not.
 type fakeFlows struct {
-	original  func(listener netip.AddrPort) netip.AddrPort
-	forgotten atomic.Int64
+	original         func(listener netip.AddrPort) netip.AddrPort
+	asked, forgotten atomic.Int64
 }
 
 func (f *fakeFlows) Original(_, listener netip.AddrPort) (netip.AddrPort, error) {
+	f.asked.Add(1)
 	return f.original(listener), nil
 }
 
@@ -196,6 +199,87 @@ func TestUDPEnds(t *testing.T) {
 	}
 }
 
+// What the kernel has redirected just before it stopped is in the queue of the socket when that ends.
+func TestUDPEndsWithDatagramsInItsQueue(t *testing.T) {
+	flows := &fakeFlows{original: func(netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(clusterIP, 80) }}
+	r := newRig(t, Options{Workers: 1, Flows: flows}, serving(v1alpha1.ProtocolUDP, udpServer(t, "1")))
+	c := r.udpClientOf()
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	r.within(func(w *worker) { // between two rounds
+		if _, err := c.Write([]byte("a")); err != nil {
+			t.Error(err)
+		}
+		r.Proxy.mu.Lock()
+		r.table.set(serviceID{r.served.Name, dataplane.IPv4}, nil, w.now)
+		r.Proxy.mu.Unlock()
+		for _, h := range w.handlers {
+			if s, is := h.handler.(*udpSocket); is {
+				s.leave(w)
+				if s.left(w) {
+					t.Error("the socket ends with a client")
+				}
+			}
+		}
+	})
+	b := make([]byte, 10)
+	if n, err := c.Read(b); err != nil || string(b[:n]) != "1a" {
+		t.Errorf("%q, %v", b[:n], err)
+	}
+	until(t, "the client stays", func() bool { return r.Open() == 0 && flows.forgotten.Load() == 1 })
+}
+
+// Many clients that begin or end at a time cost others only a part of each round.
+func TestUDPFlood(t *testing.T) {
+	flows := &fakeFlows{original: func(netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(clusterIP, 80) }}
+	r := newRig(t, Options{Workers: 1, Flows: flows}, serving(v1alpha1.ProtocolUDP, udpServer(t, "1")))
+	var clients []*net.UDPConn
+	for range 3 * requestsAtOnce {
+		clients = append(clients, r.udpClientOf())
+	}
+	socketOf := func(w *worker) *udpSocket {
+		for _, h := range w.handlers {
+			if s, is := h.handler.(*udpSocket); is {
+				return s
+			}
+		}
+		return nil
+	}
+	var asked, forgotten int64
+	r.within(func(w *worker) { // it is between events: what it reads is all of one round
+		for _, c := range clients {
+			if _, err := c.Write([]byte("a")); err != nil {
+				t.Error(err)
+			}
+		}
+		s := socketOf(w)
+		s.ready(w, s.fd, unix.EPOLLIN)
+		asked = flows.asked.Load()
+	})
+	for _, c := range clients {
+		b := make([]byte, 10)
+		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := c.Read(b); err != nil || string(b[:n]) != "1a" {
+			t.Fatalf("%q, %v", b[:n], err)
+		}
+	}
+	r.within(func(w *worker) {
+		w.now, w.requests = w.now.Add(leaveAtLast), 0
+		if socketOf(w).left(w) || !w.more {
+			t.Error("all clients have ended in one round")
+		}
+		forgotten = flows.forgotten.Load()
+	})
+	if asked != requestsAtOnce || forgotten != requestsAtOnce/2 {
+		t.Errorf("in a round %d clients began and %d ended", asked, forgotten)
+	}
+	r.endUDP()
+	until(t, "clients stay", func() bool { return r.Open() == 0 })
+}
+
 func TestUDPNotRedirected(t *testing.T) {
 	var listener netip.AddrPort
 	flows := &fakeFlows{original: func(at netip.AddrPort) netip.AddrPort {
@@ -211,7 +295,7 @@ func TestUDPNotRedirected(t *testing.T) {
 	if n := r.notRedirected.Load(); n != 1 {
 		t.Errorf("%d counted", n)
 	}
-	r.within(func() { listener = r.served.Ports[0].Cluster[0] })
+	r.within(func(*worker) { listener = r.served.Ports[0].Cluster[0] })
 	if got := answer(t, r.udpClientOf(), "b"); got != "1b" {
 		t.Errorf("%q", got)
 	}

@@ -45,6 +45,10 @@ func RealNodes() []Program {
 // the oldest that nodeproxy promises to run on, of which there is only a control plane.
 const KubernetesVariable = "NODEPROXY_KUBERNETES"
 
+// WithUserspace is, for EnsureOf, the Kubernetes of hack/kubernetes-userspace: the last one whose
+// kube-proxy has the mode userspace. There is no other program of it.
+const WithUserspace = "userspace"
+
 const productModule = "module github.com/nodeproxy-io/nodeproxy\n"
 
 // tool is a nested module under hack/ that pins programs and their version.
@@ -56,10 +60,11 @@ type tool struct {
 	minutes   int                // of a build with empty caches, measured on two cores
 }
 
-func tools() []tool {
+// tools returns those of a Kubernetes, as KubernetesVariable names it.
+func tools(which string) []tool {
 	const kube = "k8s.io/kubernetes"
 	kubernetes := "hack/kubernetes"
-	if which := os.Getenv(KubernetesVariable); which != "" {
+	if which != "" {
 		kubernetes += "-" + which
 	}
 	return []tool{
@@ -103,11 +108,17 @@ func (t tool) of(programs []Program) []Program {
 // it downloads or builds what is missing and reports progress to out. Several
 // processes may call it at the same time: one works, the others wait for it.
 func Ensure(ctx context.Context, out io.Writer, programs ...Program) (string, error) {
+	return EnsureOf(ctx, out, os.Getenv(KubernetesVariable), programs...)
+}
+
+// EnsureOf is Ensure with a Kubernetes that KubernetesVariable need not select.
+func EnsureOf(ctx context.Context, out io.Writer, which string, programs ...Program) (string, error) {
 	root, err := findRoot()
 	if err != nil {
 		return "", err
 	}
-	dir, versions, err := directory(root)
+	tools := tools(which)
+	dir, versions, err := directory(root, tools)
 	if err != nil {
 		return "", err
 	}
@@ -124,12 +135,12 @@ func Ensure(ctx context.Context, out io.Writer, programs ...Program) (string, er
 	defer unlock()
 
 	d := newDownloader(root, dir, out)
-	for _, t := range tools() {
+	for _, t := range tools {
 		if err := d.download(ctx, t, versions[t.module], t.of(missing(dir, programs))); err != nil {
 			return "", err
 		}
 	}
-	b := builder{root: root, dir: dir, versions: versions, out: out}
+	b := builder{root: root, dir: dir, tools: tools, versions: versions, out: out}
 	if err := b.buildAll(ctx, missing(dir, programs)); err != nil {
 		return "", err
 	}
@@ -145,13 +156,13 @@ func Directory() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir, _, err := directory(root)
+	dir, _, err := directory(root, tools(os.Getenv(KubernetesVariable)))
 	return dir, err
 }
 
 // directory names the place of the programs that root's tool modules pin. The
 // hash covers all that decides the result, so another pin is another directory.
-func directory(root string) (dir string, versions map[string]string, err error) {
+func directory(root string, tools []tool) (dir string, versions map[string]string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", nil, fmt.Errorf("no cache directory for built programs, set HOME or XDG_CACHE_HOME: %w", err)
@@ -159,7 +170,7 @@ func directory(root string) (dir string, versions map[string]string, err error) 
 	hash := sha256.New()
 	fmt.Fprintln(hash, runtime.GOOS, runtime.GOARCH, buildRevision)
 	versions = map[string]string{}
-	for _, t := range tools() {
+	for _, t := range tools {
 		for _, name := range []string{"go.mod", "go.sum"} {
 			text, err := os.ReadFile(filepath.Join(root, t.directory, name))
 			if err != nil {

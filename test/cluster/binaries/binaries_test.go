@@ -51,15 +51,15 @@ func fakeClone(t *testing.T, kubernetes string) string {
 }
 
 func TestDirectoryFollowsThePinsOnly(t *testing.T) {
-	first, _, err := directory(fakeClone(t, "v1.36.3"))
+	first, _, err := directory(fakeClone(t, "v1.36.3"), tools(""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	same, _, err := directory(fakeClone(t, "v1.36.3"))
+	same, _, err := directory(fakeClone(t, "v1.36.3"), tools(""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, _, err := directory(fakeClone(t, "v1.36.4"))
+	other, _, err := directory(fakeClone(t, "v1.36.4"), tools(""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,6 +71,25 @@ func TestDirectoryFollowsThePinsOnly(t *testing.T) {
 	}
 	if !strings.Contains(first, "v1.36.3") {
 		t.Errorf("%s does not name the version", first)
+	}
+}
+
+// TestEachKubernetesHasItsDirectory: a program of one must never be taken for that of another.
+func TestEachKubernetesHasItsDirectory(t *testing.T) {
+	root, err := findRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for which, version := range map[string]string{"": "v1.", "oldest": "v1.", WithUserspace: "v1.25."} {
+		dir, _, err := directory(root, tools(which))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[dir] || !strings.HasPrefix(filepath.Base(dir), "kubernetes-"+version) {
+			t.Errorf("programs of the Kubernetes %q are in %s", which, dir)
+		}
+		seen[dir] = true
 	}
 }
 

@@ -27,6 +27,7 @@ const progressInterval = 15 * time.Second
 type builder struct {
 	root     string
 	dir      string
+	tools    []tool
 	versions map[string]string
 	out      io.Writer
 
@@ -44,14 +45,14 @@ func (b builder) buildAll(ctx context.Context, programs []Program) error {
 	}
 	b.begin, b.total = time.Now(), len(programs)
 	var minutes int
-	for _, t := range tools() {
+	for _, t := range b.tools {
 		if len(t.of(programs)) > 0 {
 			minutes += t.minutes
 		}
 	}
 	fmt.Fprintf(b.out, "Building %d programs from Go modules. With an empty build cache this takes up to %d minutes on two cores. Kept in %s for next time.\n",
 		b.total, minutes, b.dir)
-	for _, t := range tools() {
+	for _, t := range b.tools {
 		want := t.of(programs)
 		if len(want) == 0 {
 			continue

@@ -355,11 +355,12 @@ func TestCheckedInPins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, versions, err := directory(root)
+	tools := tools("")
+	_, versions, err := directory(root, tools)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, tool := range tools() {
+	for _, tool := range tools {
 		if tool.release == nil {
 			continue
 		}

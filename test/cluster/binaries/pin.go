@@ -23,12 +23,13 @@ func Pin(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	_, versions, err := directory(root)
+	tools := tools(os.Getenv(KubernetesVariable))
+	_, versions, err := directory(root, tools)
 	if err != nil {
 		return err
 	}
 	d := newDownloader(root, "", out)
-	for _, t := range tools() {
+	for _, t := range tools {
 		if t.release == nil {
 			continue
 		}

@@ -162,6 +162,11 @@ func (l *lab) start() {
 		l.kernel.left.Store(-1)
 		return l.kernel
 	}
+	if l.plane != nil {
+		if err := l.plane.Close(); err != nil { // as the end of an agent does
+			l.Fatal(err)
+		}
+	}
 	l.plane = modes.NewNode(modes.Options{ProgramsDirectory: l.programs, Clock: l.clock, WrapIPVS: wrap}).Planes[family]
 }
 

@@ -3,6 +3,7 @@ package simulated
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -117,12 +118,13 @@ func TestServicesChangeAtAPace(t *testing.T) {
 	w.await("more Services have it", func() bool { return len(w.shaped(begin)) >= 2*perSecond })
 
 	first := w.shaped(begin)[0].object.(*v1alpha1.ServiceProxyRules)
-	rejected := "shop/" + first.Labels[v1alpha1.LabelServiceName]
+	_, rejectedName, _ := strings.Cut(first.Name, ".")
+	rejected := "shop/" + rejectedName
 	w.fleet.behave(rejecting(rejected), nodeName(1))
 	w.await("a node rejects a Service", func() bool { return programmedReason(w.rules(nodeName(1))) == "Programmed True SomeServicesRejected" })
 	late := version(w.rules(nodeName(1)))
 	p := w.awaitServicePolicy(v1alpha1.ReasonRolloutHalted, patience)
-	if e := p.Status.Examples; len(e) == 0 || e[0].Reason != v1alpha1.ReasonRejected || e[0].Name != first.Labels[v1alpha1.LabelServiceName] {
+	if e := p.Status.Examples; len(e) == 0 || e[0].Reason != v1alpha1.ReasonRejected || e[0].Name != rejectedName {
 		t.Errorf("examples: %+v", e)
 	}
 	if more := len(w.shaped(late)); more > perSecond {

@@ -3,6 +3,7 @@ package fulltable
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	jsonpatch "github.com/evanphx/json-patch/v5"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
@@ -109,15 +111,22 @@ func (a *api) serve(w http.ResponseWriter, r *http.Request) {
 			"items":    slices.Collect(maps.Values(a.objects[resource])),
 		}))
 	case found && r.Method == http.MethodPatch && resource == "nodeproxyrules/"+nodeName+"/status":
-		patch := v1alpha1.NodeProxyRules{}
-		if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
+		patch, err := io.ReadAll(r.Body)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		var patched []byte
+		if err == nil {
+			patched, err = jsonpatch.MergePatch(encode(a.objects["nodeproxyrules"][nodeName]), patch)
+		}
+		object := &v1alpha1.NodeProxyRules{}
+		if err == nil {
+			err = json.Unmarshal(patched, object)
+		}
+		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		object := a.objects["nodeproxyrules"][nodeName].(*v1alpha1.NodeProxyRules).DeepCopy()
-		object.Status = patch.Status
+		object.ManagedFields = nil
 		a.store("nodeproxyrules", object)
 		_, _ = w.Write(encode(object)) // to a client that may be gone
 	default: // leases
@@ -127,14 +136,6 @@ func (a *api) serve(w http.ResponseWriter, r *http.Request) {
 
 // watch reports what has changed since a version.
 func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string) {
-	if r.URL.Query().Get("sendInitialEvents") != "" { // the client lists then
-		w.WriteHeader(http.StatusUnprocessableEntity)
-		_, _ = w.Write(encode(metav1.Status{ // to a client that may be gone
-			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
-			Status:   metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity,
-		}))
-		return
-	}
 	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion")) // 0: everything
 	w.WriteHeader(http.StatusOK)
 	for {

@@ -78,10 +78,10 @@ func TestRandomOnRealKernel(t *testing.T) {
 	}
 }
 
-// enough is how often each kind of thing is compared at least: less than half of the least that any of 12
-// seeds gave.
+// enough is how often each kind of thing is compared at least. Usually it is several times as often; once in
+// some hundred seeds, a verdict is met nine times only.
 var enough = map[string]int{
-	"ACCEPT": 10, "DELIVERED": 12, "DROP": 10, "PASS": 60, "REJECT": 10, "packets whose rules are compared": 120, "rules met": 250,
+	"ACCEPT": 3, "DELIVERED": 12, "DROP": 3, "PASS": 60, "REJECT": 3, "packets whose rules are compared": 120, "rules met": 250,
 }
 
 // compare sends packets through a rule set, and counts what the model predicted.

@@ -4,6 +4,7 @@
 //
 //   - objects.go: the objects that were read
 //   - reader.go, kinds.go: how they are read
+//   - kubeproxy.go: the objects that run and configure kube-proxy, of the same roles except Nodes
 //   - explain.go: errors with cause and remedy
 //   - freshness.go, notes.go: whether a node's report is current, and why the node may differ
 //     from its desired rules

@@ -19,12 +19,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
-// role is the ClusterRole that permits reading a kind.
+// role is the ClusterRole that permits reading a kind; none of Kubernetes' permits only Nodes.
 func role(of Kind) string {
 	if kinds[of].Group == v1alpha1.GroupVersion.Group {
 		return "nodeproxy-viewer"
@@ -84,6 +84,9 @@ func forbidden(of Kind, err error) error {
 		if account, ok := strings.CutPrefix(found[1], "system:serviceaccount:"); ok {
 			subject = "--serviceaccount=" + account
 		}
+	}
+	if of == Nodes {
+		return fmt.Errorf("you are not allowed to list nodes: ask an administrator (kubectl create clusterrole nodes-reader --verb=list --resource=nodes; kubectl create clusterrolebinding NAME --clusterrole=nodes-reader %s)", subject)
 	}
 	return fmt.Errorf("you are not allowed to read %s cluster-wide: ask an administrator to bind the ClusterRole %s to you (kubectl create clusterrolebinding NAME --clusterrole=%s %s)",
 		resource(of), role(of), role(of), subject)

@@ -127,14 +127,13 @@ func (o *Objects) Settled(node *v1alpha1.NodeProxyRules, long time.Duration, obj
 	return o.Time.Sub(newest) > long
 }
 
-// Written is when the last of these objects was changed, except for its status; zero:
-// unknown.
+// Written is when the controller last wrote one of these objects, within seconds; zero: unknown.
 func Written(objects ...metav1.Object) time.Time {
 	var newest time.Time
 	for _, o := range objects {
-		for _, m := range o.GetManagedFields() {
-			if m.Subresource == "" && m.Time != nil && m.Time.After(newest) {
-				newest = m.Time.Time
+		for _, name := range []string{v1alpha1.AnnotationWritten, v1alpha1.AnnotationLastChangeTriggerTime} {
+			if t, err := time.Parse(time.RFC3339Nano, o.GetAnnotations()[name]); err == nil && t.After(newest) {
+				newest = t
 			}
 		}
 	}

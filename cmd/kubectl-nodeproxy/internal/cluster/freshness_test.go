@@ -13,18 +13,15 @@ import (
 
 func noon() time.Time { return time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC) }
 
-// written is when an object and its status were written.
-func written(ago time.Duration) []metav1.ManagedFieldsEntry {
-	return []metav1.ManagedFieldsEntry{
-		{Time: &metav1.Time{Time: noon().Add(-ago)}},
-		{Time: &metav1.Time{Time: noon().Add(-time.Second)}, Subresource: "status"},
-	}
+// written is the annotation of an object that was written so long ago.
+func written(ago time.Duration) map[string]string {
+	return map[string]string{v1alpha1.AnnotationWritten: noon().Add(-ago).Format(time.RFC3339)}
 }
 
 // programmed is a node that reports, with rules of generation 9 and of an age.
 func programmed(ago time.Duration) *v1alpha1.NodeProxyRules {
 	n := node()
-	n.Generation, n.ManagedFields = 9, written(ago)
+	n.Generation, n.Annotations = 9, written(ago)
 	n.Status.ObservedGeneration, n.Status.AppliedResourceVersion = 9, "100"
 	n.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionProgrammed, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonProgrammed}}
 	return n
@@ -33,8 +30,8 @@ func programmed(ago time.Duration) *v1alpha1.NodeProxyRules {
 // inACluster are the objects of a cluster whose newest ServiceProxyRules have an age.
 func inACluster(ago time.Duration) *Objects {
 	return &Objects{Time: noon(), ServiceRules: []v1alpha1.ServiceProxyRules{
-		{ObjectMeta: metav1.ObjectMeta{Name: "shop.web", ResourceVersion: "101", ManagedFields: written(ago)}},
-		{ObjectMeta: metav1.ObjectMeta{Name: "shop.old", ResourceVersion: "99", ManagedFields: written(24 * time.Hour)}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "shop.web", ResourceVersion: "101", Annotations: written(ago)}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "shop.old", ResourceVersion: "99", Annotations: written(24 * time.Hour)}},
 	}}
 }
 
@@ -57,7 +54,7 @@ func TestNotes(t *testing.T) {
 		},
 		"older rules, since an unknown time": {
 			edit: func(n *v1alpha1.NodeProxyRules, _ *Objects) {
-				n.Status.ObservedGeneration, n.ManagedFields = 5, nil
+				n.Status.ObservedGeneration, n.Annotations = 5, nil
 				n.Status.LastSync = &v1alpha1.SyncReport{Time: metav1.NewTime(noon().Add(-2 * time.Minute))}
 			},
 			want: stale,
@@ -79,7 +76,7 @@ func TestNotes(t *testing.T) {
 		"a kernel that is behind while other Services change": {
 			services: time.Hour,
 			edit: func(_ *v1alpha1.NodeProxyRules, o *Objects) {
-				o.ServiceRules = append(o.ServiceRules, v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "shop.new", ResourceVersion: "102", ManagedFields: written(0)}})
+				o.ServiceRules = append(o.ServiceRules, v1alpha1.ServiceProxyRules{ObjectMeta: metav1.ObjectMeta{Name: "shop.new", ResourceVersion: "102", Annotations: written(0)}})
 			},
 			want: lags,
 		},

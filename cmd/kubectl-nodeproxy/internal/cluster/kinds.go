@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -28,13 +28,16 @@ const (
 	Services             Kind = "services"
 	EndpointSlices       Kind = "endpointslices"
 	Pods                 Kind = "pods"
+	ConfigMaps           Kind = "configmaps"
+	DaemonSets           Kind = "daemonsets"
+	Nodes                Kind = "nodes"
 )
 
 // kind has what it takes to read a kind.
 type kind struct {
 	schema.GroupVersionKind
 	scope meta.RESTScope
-	store store
+	store store // nil: the kind is no list of Objects
 }
 
 // store sets a field of Objects. each visits the objects.
@@ -58,6 +61,9 @@ var kinds = map[Kind]kind{
 		storing(func(o *Objects, all []corev1.Pod) { o.Pods = all })},
 	EndpointSlices: {discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), meta.RESTScopeNamespace,
 		storing(func(o *Objects, all []discoveryv1.EndpointSlice) { o.EndpointSlices = all })},
+	ConfigMaps: {corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace, nil},
+	DaemonSets: {appsv1.SchemeGroupVersion.WithKind("DaemonSet"), meta.RESTScopeNamespace, nil},
+	Nodes:      {corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot, nil},
 }
 
 func own(name string, s store) kind {
@@ -85,15 +91,11 @@ func storing[T any, P interface {
 }
 
 // trim drops what no command needs, page by page, because a large cluster has tens of
-// thousands of pods: managed fields except their times, and most of the pods' specs.
+// thousands of pods: managed fields, and most of the pods' specs.
 func trim(object client.Object) {
-	var when []metav1.ManagedFieldsEntry
-	for _, m := range object.GetManagedFields() {
-		when = append(when, metav1.ManagedFieldsEntry{Time: m.Time, Subresource: m.Subresource})
-	}
-	object.SetManagedFields(when)
+	object.SetManagedFields(nil)
 	if pod, is := object.(*corev1.Pod); is {
-		pod.ManagedFields, pod.Annotations, pod.OwnerReferences = nil, nil, nil
+		pod.Annotations, pod.OwnerReferences = nil, nil
 		s := pod.Spec
 		pod.Spec = corev1.PodSpec{NodeName: s.NodeName, HostNetwork: s.HostNetwork, NodeSelector: s.NodeSelector, OS: s.OS}
 	}

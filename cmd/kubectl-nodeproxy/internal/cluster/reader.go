@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -59,7 +60,7 @@ func NewReader(config *rest.Config, docs Docs) (*Reader, error) {
 	config.WarningHandler = rest.NoWarnings{}
 	r := &Reader{scheme: runtime.NewScheme(), server: config.Host, timeout: config.Timeout, docs: docs}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return timed{next, r} })
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, metav1.AddMetaToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, discoveryv1.AddToScheme, metav1.AddMetaToScheme, v1alpha1.AddToScheme} {
 		if err := add(r.scheme); err != nil {
 			return nil, fmt.Errorf("prepare to read: %w", err)
 		}

@@ -12,7 +12,6 @@ func TestTrim(t *testing.T) {
 	t.Parallel()
 	at := metav1.Unix(1, 0)
 	written := []metav1.ManagedFieldsEntry{{Manager: "kubelet", Time: &at, Subresource: "status", FieldsV1: metav1.NewFieldsV1("{}")}}
-	when := []metav1.ManagedFieldsEntry{{Time: &at, Subresource: "status"}}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "web-1", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"a": "b"}, ManagedFields: written},
 		Spec:       corev1.PodSpec{NodeName: "node-1", HostNetwork: true, Containers: []corev1.Container{{Name: "web", Env: []corev1.EnvVar{{Name: "A"}}}}},
@@ -29,7 +28,7 @@ func TestTrim(t *testing.T) {
 	}
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web", Annotations: map[string]string{"a": "b"}, ManagedFields: written}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
 	trim(service)
-	if !equality.Semantic.DeepEqual(service.ManagedFields, when) || service.Annotations["a"] != "b" || service.Spec.ClusterIP == "" {
+	if service.ManagedFields != nil || service.Annotations["a"] != "b" || service.Spec.ClusterIP == "" {
 		t.Errorf("got %+v", service)
 	}
 }

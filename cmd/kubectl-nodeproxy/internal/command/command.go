@@ -10,13 +10,14 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
+	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/kubeproxy"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 )
 
 // Exit codes of all commands.
 const (
 	ExitOK       = 0
-	ExitFindings = 1 // status or doctor: findings or skipped checks; diff: a difference
+	ExitFindings = 1 // status or doctor: findings or skipped checks; diff: a difference; import-kube-proxy: something is not carried over
 	ExitError    = 2
 )
 
@@ -29,6 +30,10 @@ type Options struct {
 	Out, Err io.Writer
 	Version  string
 	Now      func() time.Time
+	// Width is that of the terminal to which Out writes, and Color whether it shows colors; 0 and
+	// false without a terminal.
+	Width int
+	Color bool
 	// After is time.After, for a second examination after a while.
 	After func(time.Duration) <-chan time.Time
 }
@@ -44,6 +49,9 @@ func Run(ctx context.Context, args []string, o Options) int {
 		return ExitFindings
 	default:
 		_, _ = fmt.Fprintf(o.Err, "error: %s\n", output.Printable(err.Error())) // the terminal may be closed
+		if _, is := errors.AsType[*kubeproxy.InvalidError](err); is {
+			return ExitFindings
+		}
 		return ExitError
 	}
 }
@@ -76,8 +84,8 @@ func newRoot(o *Options) *cobra.Command {
 plugin only reads, with the permissions of the ClusterRoles nodeproxy-viewer and view, bound
 cluster-wide.
 
-The exit code is 0 on success, 1 for findings or skipped checks (status, doctor) or
-differences (diff), and 2 for errors.`,
+The exit code is 0 on success, 1 for findings or skipped checks (status, doctor),
+differences (diff) or lost settings (import-kube-proxy), and 2 for errors.`,
 		Example: `  # Is everything healthy?
   kubectl nodeproxy status`,
 		Version:       o.Version,
@@ -87,13 +95,13 @@ differences (diff), and 2 for errors.`,
 		SilenceUsage:  true,
 	}
 	root.SetIn(o.In)
-	root.SetOut(o.Out)
+	root.SetOut(output.Screen{Writer: o.Out, Width: o.Width, Color: o.Color})
 	root.SetErr(o.Err)
 	kube.CacheDir = nil // no request has a result worth caching
 	kube.AddFlags(root.PersistentFlags())
 	root.SetUsageTemplate(usage)
 	p := &program{Options: o, kube: kube}
-	root.AddCommand(newStatus(p), newRules(p), newDiff(p), newDoctor(p), newTrace(p), newVersion())
+	root.AddCommand(newStatus(p), newRules(p), newDiff(p), newDoctor(p), newExposure(p), newTrace(p), newImport(p), newVersion())
 	rejectUnknown(root)
 	return root
 }

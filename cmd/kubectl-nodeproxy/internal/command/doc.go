@@ -3,6 +3,7 @@
 //
 //   - command.go: the root command, exit codes, version
 //   - program.go: what the commands share
-//   - health.go: doctor and status; rules.go: rules and diff; trace.go: trace
+//   - health.go: doctor and status; rules.go: rules and diff; trace.go: trace;
+//     importing.go: import-kube-proxy
 //   - completion.go: completion, and unknown commands
 package command

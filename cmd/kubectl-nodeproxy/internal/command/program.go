@@ -6,9 +6,9 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // program is what the commands share.
@@ -50,11 +50,11 @@ func (p *program) read(cmd *cobra.Command, r *cluster.Reader, required, optional
 }
 
 // reporting is a command that examines the cluster and prints a report, or an error and
-// nothing else. The second result of examine reports whether there are findings, for the
+// nothing else. examine returns no report if it has printed it. Its second result reports whether there are findings, for the
 // exit code.
 func reporting(cmd *cobra.Command, examine func(cmd *cobra.Command, args []string) (output.Report, bool, error)) *cobra.Command {
-	format := cmd.Flags().StringP("output", "o", string(output.Table), "output format: table, yaml or json")
-	values := []cobra.Completion{string(output.Table), string(output.YAML), string(output.JSON)}
+	format := cmd.Flags().StringP("output", "o", string(output.Table), "output format: table, wide (nothing left out or wrapped), yaml or json")
+	values := []cobra.Completion{string(output.Table), string(output.Wide), string(output.YAML), string(output.JSON)}
 	completeFlag(cmd, "output", cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		f, err := output.Parse(*format)
@@ -65,8 +65,10 @@ func reporting(cmd *cobra.Command, examine func(cmd *cobra.Command, args []strin
 		if err != nil {
 			return err
 		}
-		if err := output.Print(cmd.OutOrStdout(), f, report); err != nil {
-			return err
+		if report != nil { // else it is printed already
+			if err := output.Print(cmd.OutOrStdout(), f, report); err != nil {
+				return err
+			}
 		}
 		if findings {
 			return errFindings

@@ -51,9 +51,9 @@ func (e *examination) hairpin() {
 func (e *examination) hairpinOf(name types.NamespacedName, rules *v1alpha1.ServiceProxyRules) bool {
 	traced := 0
 	for _, port := range rules.Spec.Ports {
-		usable := known(port, true)
+		usable := known(&rules.Spec, &port, true)
 		if len(usable) == 0 {
-			usable = known(port, false)
+			usable = known(&rules.Spec, &port, false)
 		}
 		for _, node := range e.Nodes {
 			for _, address := range e.localEndpointsOn(node, name, port) {
@@ -149,7 +149,7 @@ func (e *examination) without(name types.NamespacedName, rules *v1alpha1.Service
 	for _, port := range rules.Spec.Ports {
 		// The agent uses the ready endpoints on its node, else the terminating ones, whatever
 		// other nodes have.
-		all := known(port, false)
+		all := known(&rules.Spec, &port, false)
 		if len(all) == 0 {
 			continue // on no node: see the check of endpoints
 		}

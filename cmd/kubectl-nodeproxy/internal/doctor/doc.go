@@ -3,6 +3,6 @@
 //
 //   - doctor.go: the order of the checks, and the second examination
 //   - view.go: what the checks need of the objects; report.go: the report and how it is printed
-//   - controller.go, nodes.go, rendered.go, endpoints.go, connections.go, exposure.go: the
-//     checks; package findings has those that status shares
+//   - controller.go, nodes.go, rendered.go, endpoints.go, failing.go, connections.go, exposure.go:
+//     the checks; package findings has those that status shares
 package doctor

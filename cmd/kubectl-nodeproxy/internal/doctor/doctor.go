@@ -15,19 +15,21 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
 	"github.com/nodeproxy-io/nodeproxy/controllers/policies"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // Question is what to examine, and how.
 type Question struct {
 	// Service is the one to examine; nil: all.
 	Service *types.NamespacedName
+	// Namespace is that of the Services to examine; empty: all.
+	Namespace string
 	// Again reads the objects again after a while. It is called only if a finding may be
 	// transient.
 	Again func(after time.Duration) (*cluster.Objects, error)
@@ -94,6 +96,7 @@ func index(o *cluster.Objects, q *Question) *examination {
 		labels:      map[string]map[string]string{},
 		localByNode: map[string]map[dataplane.ServiceName]*v1alpha1.ServiceLocalEndpoints{},
 	}
+	e.Namespace, e.report.Namespace = q.Namespace, q.Namespace
 	for i := range o.Services {
 		e.services[named(&o.Services[i])] = &o.Services[i]
 	}
@@ -136,7 +139,10 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 	e := index(objects, q)
 	e.report.Nodes = len(e.Nodes)
 	if e.Unreadable(cluster.Services) == "" {
-		e.report.Services = new(len(objects.Services))
+		e.report.Services = new(len(e.asked()))
+		if q.Service != nil {
+			*e.report.Services = len(objects.Services)
+		}
 		if only := q.Service; only != nil && e.services[*only] == nil {
 			return nil, fmt.Errorf("there is no Service %s: kubectl get services -n %s lists the Services", only, only.Namespace)
 		}
@@ -161,6 +167,7 @@ func examine(objects *cluster.Objects, q *Question) (*examination, error) {
 		{findings.CheckNodes, nil, e.withoutRules},
 		{findings.CheckRendering, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.rendering},
 		{findings.CheckEndpoints, []cluster.Kind{cluster.Services, cluster.EndpointSlices}, e.endpoints},
+		{findings.CheckEndpoints, nil, e.failing},
 		{findings.CheckTrafficPolicy, nil, e.trafficPolicies},
 		{findings.CheckHairpin, nil, e.hairpin},
 		{findings.CheckConntrack, nil, e.Conntrack},

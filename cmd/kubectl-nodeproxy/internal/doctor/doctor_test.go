@@ -270,9 +270,9 @@ func TestServicesUnread(t *testing.T) {
 // TestNewerFormat: rules of a newer release are not reported as wrong.
 func TestNewerFormat(t *testing.T) {
 	w := newWorld()
-	w.ServiceRules[1].Spec.FormatVersion = 2
+	w.ServiceRules[1].Spec.FormatVersion = 3
 	r := w.examine(t, "")
-	if got := printed(t, r); len(r.Findings) > 0 || !strings.Contains(got, "rendering, traffic-policy, hairpin, exposure: ServiceProxyRules shop.web: format 2 needs a newer release") {
+	if got := printed(t, r); len(r.Findings) > 0 || !strings.Contains(got, "rendering, traffic-policy, hairpin, exposure: ServiceProxyRules shop.web: format 3 needs a newer release") {
 		t.Errorf("want only the checks that need the rules to be skipped:\n%s", got)
 	}
 	if slices.ContainsFunc(r.Exposure, func(x Exposure) bool { return x.Service == "shop/web" }) {

@@ -12,11 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // checkEndpointSlices is the remedy for outdated EndpointSlices of a selector.
@@ -62,9 +62,9 @@ func (e *examination) endpointsOf(svc *corev1.Service) []findings.Finding {
 	var dead, terminating []string
 	for _, port := range rules.Spec.Ports {
 		switch {
-		case len(port.Endpoints) == 0:
+		case len(rules.Spec.EndpointsOf(&port)) == 0:
 			dead = append(dead, portName(port.Name, port.Port, port.Protocol))
-		case len(known(port, true)) == 0:
+		case len(known(&rules.Spec, &port, true)) == 0:
 			terminating = append(terminating, portName(port.Name, port.Port, port.Protocol))
 		}
 	}
@@ -172,7 +172,7 @@ func (c *endpointCheck) portless(dead []string) {
 func (c *endpointCheck) familyless(rules *v1alpha1.ServiceProxyRules) {
 	six := map[bool]bool{}
 	for _, port := range rules.Spec.Ports {
-		for address := range known(port, false) {
+		for address := range known(&rules.Spec, &port, false) {
 			six[strings.HasPrefix(address, "[")] = true
 		}
 	}

@@ -2,17 +2,51 @@ package doctor
 
 import (
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/controllers/render"
 )
 
 // endpointFaults are faults of endpoints.
 func endpointFaults() map[string]planted {
+	fails := func(w *world, node int, more ...v1alpha1.FailingEndpoint) {
+		one := v1alpha1.FailingEndpoint{
+			Service: "shop/web", Port: "80/TCP", Endpoint: "10.244.1.5:8080", Reason: v1alpha1.EndpointRejects,
+			Since: ago(time.Duration(10+node) * time.Minute), Failed: int64(1 + node), Connections: 50,
+		}
+		w.node(node).Status.Userspace = &v1alpha1.UserspaceReport{Failing: int32(1 + len(more)), Endpoints: append(more, one)}
+	}
 	return map[string]planted{
+		"an endpoint that two agents cannot connect to": {
+			plant: func(w *world) { fails(w, 0); fails(w, 1) },
+			want:  "EndpointFails", contains: "WARNING EndpointFails of Service shop/web, nodes node-1, node-2 since 2026-03-01T11:49:00Z (11m)\n" +
+				"  retried 3 of 100 connections to port 80/TCP: endpoint 10.244.1.5:8080 rejects them\n" +
+				"  remedy: see why the pod is ready all the same: kubectl describe pod -n shop web-node-1; see ",
+		},
+		"two endpoints, of which one is of no pod, and no other one accepts": {
+			plant: func(w *world) {
+				fails(w, 0, v1alpha1.FailingEndpoint{Service: "shop/web", Port: "80/TCP", Endpoint: "192.0.2.7:8080", Reason: "New", Failed: 3, Connections: 2, Rejected: 1})
+			},
+			want: "EndpointFails EndpointFails", contains: "PROBLEM EndpointFails of Service shop/web, node node-1\n" +
+				"  retried 3 of 3 connections to port 80/TCP: endpoint 192.0.2.7:8080 does not accept them (New); rejected 1, because no other endpoint accepted either\n" +
+				"  remedy: see what the endpoint is: kubectl get endpointslices -n shop -l kubernetes.io/service-name=web",
+		},
+		"more endpoints than the status names": {
+			plant: func(w *world) {
+				fails(w, 0)
+				w.node(0).Status.Userspace.Failing = 12
+			},
+			want: "EndpointFails", contains: "node-1 does not name 11 more endpoints that do not accept connections of its agent",
+		},
+		"an endpoint of another Service": {
+			service: "kube-system/kube-dns",
+			plant:   func(w *world) { fails(w, 0) },
+		},
 		"selector without pods": {
 			plant: func(w *world) {
 				w.service("web").Spec.Selector = map[string]string{"app": "wbe"}

@@ -177,19 +177,19 @@ func nodeFaults() map[string]planted {
 		"settings of a node that have just changed": {
 			plant: func(w *world) {
 				w.node(0).Spec.SettingsRevision, w.node(0).Generation = "new", 2
-				w.node(0).ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(5 * time.Second))}}
+				w.node(0).Annotations = written(5 * time.Second)
 			},
 		},
 		"rules of a node that have just changed": {
 			plant: func(w *world) {
 				w.node(0).Generation = 2
-				w.node(0).ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(30 * time.Second))}, {Time: new(ago(time.Hour)), Subresource: "status"}}
+				w.node(0).Annotations = written(30 * time.Second)
 			},
 		},
 		"rules of a node that changed a while ago": {
 			plant: func(w *world) {
 				w.node(0).Generation = 2
-				w.node(0).ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(2 * time.Minute))}, {Time: new(ago(time.Second)), Subresource: "status"}}
+				w.node(0).Annotations = written(2 * time.Minute)
 				w.set(0, metav1.Condition{Type: v1alpha1.ConditionDrifted, Status: metav1.ConditionFalse, LastTransitionTime: ago(time.Second)})
 			},
 			want: "RulesNotApplied",
@@ -209,7 +209,7 @@ func nodeFaults() map[string]planted {
 			plant: func(w *world) {
 				w.node(1).Status.AppliedResourceVersion = "6"
 				w.ServiceRules[1].ResourceVersion = "10"
-				w.ServiceRules[1].ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(11 * time.Minute))}}
+				w.ServiceRules[1].Annotations = written(11 * time.Minute)
 				w.node(0).Status.AppliedResourceVersion = "10"
 			},
 			want: "ChangesNotApplied", contains: "ServiceProxyRules shop.web have resourceVersion 10, but its kernel has nothing newer than 6",
@@ -217,7 +217,7 @@ func nodeFaults() map[string]planted {
 		"a kernel whose agent has not reported yet": {
 			plant: func(w *world) {
 				w.ServiceRules[1].ResourceVersion = "10"
-				w.ServiceRules[1].ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(4 * time.Minute))}}
+				w.ServiceRules[1].Annotations = written(4 * time.Minute)
 			},
 		},
 		"other endpoints than desired": {

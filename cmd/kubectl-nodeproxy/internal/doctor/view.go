@@ -1,6 +1,8 @@
 package doctor
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,7 +29,7 @@ func (e *examination) asked() []*corev1.Service {
 
 // concerns reports whether a Service is examined.
 func (e *examination) concerns(service types.NamespacedName) bool {
-	return e.Only == nil || *e.Only == service
+	return e.Concerns(service.String())
 }
 
 // desired is what the controller renders from a Service now: with the overrides that it got
@@ -75,13 +77,12 @@ func (e *examination) localEndpointsOn(node *v1alpha1.NodeProxyRules, service ty
 	return nil
 }
 
-// known are the addresses of the ready endpoints of a port, or of these and the terminating
-// ones.
-func known(port v1alpha1.ServicePort, ready bool) sets.Set[string] {
+// known are the ready endpoints of a port, or these and the terminating ones.
+func known(spec *v1alpha1.ServiceProxyRulesSpec, port *v1alpha1.ServicePort, ready bool) sets.Set[string] {
 	all := sets.New[string]()
-	for _, group := range port.Endpoints {
-		if !ready || group.State == v1alpha1.EndpointReady {
-			all.Insert(group.Addresses...)
+	for _, group := range spec.EndpointsOf(port) {
+		if !ready || group.Effective() == v1alpha1.EndpointReady {
+			all.Insert(slices.Collect(group.All())...)
 		}
 	}
 	return all

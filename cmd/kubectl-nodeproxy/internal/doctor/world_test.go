@@ -29,6 +29,11 @@ func now() time.Time { return time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC) }
 
 func ago(d time.Duration) metav1.Time { return metav1.NewTime(now().Add(-d)) }
 
+// written is the annotation of an object that was written so long ago.
+func written(d time.Duration) map[string]string {
+	return map[string]string{v1alpha1.AnnotationWritten: ago(d).UTC().Format(time.RFC3339)}
+}
+
 // world is a healthy cluster of two nodes: CoreDNS on both nodes and the
 // Service shop/web of every type of address, with a pod on each node.
 type world struct{ *cluster.Objects }

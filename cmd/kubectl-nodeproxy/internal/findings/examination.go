@@ -3,6 +3,7 @@ package findings
 import (
 	"cmp"
 	"fmt"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,6 +44,8 @@ type Examination struct {
 	Own cluster.Namespace
 	// Only is the Service to examine; nil: all.
 	Only *types.NamespacedName
+	// Namespace is that of the Services to examine; empty: all.
+	Namespace string
 	// Nodes are the rules of nodes whose Node exists.
 	Nodes []*v1alpha1.NodeProxyRules
 	// Found and Notes are the results so far. Notes are not problems.
@@ -61,6 +64,14 @@ func New(o *cluster.Objects, only *types.NamespacedName) *Examination {
 		}
 	}
 	return e
+}
+
+// Concerns reports whether a Service (namespace/name) is examined.
+func (e *Examination) Concerns(service string) bool {
+	if e.Only != nil {
+		return service == e.Only.String()
+	}
+	return e.Namespace == "" || strings.HasPrefix(service, e.Namespace+"/")
 }
 
 // Add adds a finding.

@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 const (
@@ -33,7 +33,7 @@ func (e *Examination) NodeStates() {
 		})
 	}
 	var fresh []string
-	restrictions := map[string][]string{}
+	restrictions, fallbacks := map[string][]string{}, map[string][]string{}
 	for _, node := range e.Nodes {
 		if e.IsNew(node) {
 			fresh = append(fresh, node.Name)
@@ -45,12 +45,18 @@ func (e *Examination) NodeStates() {
 				restrictions[text] = append(restrictions[text], node.Name)
 			}
 		}
+		if c := Condition(node.Status.Conditions, v1alpha1.ConditionModeFallback, metav1.ConditionTrue); c != nil && mayFallBack(node) {
+			fallbacks[Message(c)] = append(fallbacks[Message(c)], node.Name)
+		}
 	}
 	if len(fresh) > 0 {
 		e.Notef("no report yet from %s, where the agent's image may still be pulled: %s", text.Count(len(fresh), "new node"), Some(fresh))
 	}
 	for _, text := range slices.Sorted(maps.Keys(restrictions)) {
 		e.Notef("on %s: programmed, with restrictions: %s", Some(restrictions[text]), text)
+	}
+	for _, text := range slices.Sorted(maps.Keys(fallbacks)) {
+		e.Notef("on %s: the fallback mode runs, as the settings allow: %s", Some(fallbacks[text]), text)
 	}
 	if absent := len(e.NodeRules) - len(e.Nodes); absent > 0 {
 		e.Notef("the Node of %s is gone; these objects are retained for ten minutes", text.Count(absent, "NodeProxyRules object"))
@@ -159,7 +165,7 @@ func (e *Examination) rejectedOn(node *v1alpha1.NodeProxyRules) {
 	}
 	for _, example := range rejected.Examples {
 		service, why, _ := strings.Cut(example, ": ")
-		if e.Only != nil && service != e.Only.String() {
+		if !e.Concerns(service) {
 			continue
 		}
 		f.Service, f.Message = service, "the kernel of the node rejects the Service: "+why
@@ -195,7 +201,8 @@ func (e *Examination) abnormal(node *v1alpha1.NodeProxyRules, programmed *metav1
 			Message: Message(c), Remedy: e.Docs.See("remove the other proxy from the node", "troubleshooting.md#nodeproxyconflictingproxy"),
 		})
 	}
-	if c := Condition(conditions, v1alpha1.ConditionModeFallback, metav1.ConditionTrue); c != nil {
+	// With a fallback in the settings it is a note.
+	if c := Condition(conditions, v1alpha1.ConditionModeFallback, metav1.ConditionTrue); c != nil && !mayFallBack(node) {
 		e.OnNode(node, Finding{
 			Severity: Warning, Reason: v1alpha1.ConditionModeFallback, Since: c.LastTransitionTime,
 			Message: "the node does not run the desired mode: " + Message(c),
@@ -210,6 +217,12 @@ func (e *Examination) abnormal(node *v1alpha1.NodeProxyRules, programmed *metav1
 			Remedy:  e.Docs.See("find out what changes rules on the node", "troubleshooting.md#nodeproxyrulesdrifted"),
 		})
 	}
+}
+
+// mayFallBack reports whether the settings allow another mode than the desired one.
+func mayFallBack(node *v1alpha1.NodeProxyRules) bool {
+	f := node.Spec.Settings.Fallback
+	return f != nil && *f != v1alpha1.FallbackNone
 }
 
 func (e *Examination) drifted(node *v1alpha1.NodeProxyRules) {
@@ -282,7 +295,7 @@ func (e *Examination) audit(node *v1alpha1.NodeProxyRules, programmed *metav1.Co
 		f.Remedy = e.Docs.See("start the previous proxy again, or set enforcement to Enforce ("+field+")", "migration.md#2-compare")
 	}
 	if d := node.Status.Difference; d != nil && d.Count > 0 {
-		f.Message += fmt.Sprintf("; %s, such as %s", text.Count(int(d.Count), "difference"), Some(d.Examples[:min(1, len(d.Examples))]))
+		f.Message = fmt.Sprintf("%s, such as %s; %s", text.Count(int(d.Count), "difference"), Some(d.Examples[:min(1, len(d.Examples))]), f.Message)
 	}
 	e.OnNode(node, f)
 }

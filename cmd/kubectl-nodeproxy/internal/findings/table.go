@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 const (
@@ -45,7 +45,7 @@ func (f *Finding) Print(l *output.Lines, now time.Time) {
 		heading += fmt.Sprintf(" since %s (%s)", f.Since.UTC().Format(time.RFC3339), output.Age(now, f.Since.Time))
 	}
 	l.Heading(heading)
-	l.Linef("  %s", output.Clip(f.Message, maxMessage))
+	l.Linef("  %s", l.Clip(f.Message, maxMessage))
 	l.Linef("  remedy: %s", f.Remedy)
 	PrintConsequences(l, f.Consequences)
 }
@@ -58,11 +58,11 @@ func PrintConsequences(l *output.Lines, of []Finding) {
 	l.Linef("  consequences:")
 	all := flat(of)
 	for i := range all {
-		if i == maxConsequences && len(all) > maxConsequences+1 {
-			l.Linef("  - and %d more; -o yaml prints all", len(all)-i)
+		if i == maxConsequences && len(all) > maxConsequences+1 && !l.Full {
+			l.Linef("  - and %d more; -o wide prints all", len(all)-i)
 			break
 		}
-		l.Linef("  - %s%s: %s", all[i].Reason, all[i].Where(), output.Clip(all[i].Message, maxConsequence))
+		l.Linef("  - %s%s: %s", all[i].Reason, all[i].Where(), l.Clip(all[i].Message, maxConsequence))
 	}
 }
 
@@ -93,7 +93,7 @@ func PrintNotes(l *output.Lines, notes []string) {
 	}
 	l.Heading("NOTES")
 	for _, note := range notes {
-		l.Linef("  %s", output.Clip(note, maxMessage))
+		l.Linef("  %s", l.Clip(note, maxMessage))
 	}
 }
 

@@ -18,6 +18,7 @@ type Format string
 // Formats of the flag -o.
 const (
 	Table Format = "table"
+	Wide  Format = "wide" // a table with everything
 	YAML  Format = "yaml"
 	JSON  Format = "json"
 )
@@ -25,10 +26,10 @@ const (
 // Parse reads the value of the flag -o.
 func Parse(text string) (Format, error) {
 	switch f := Format(text); f {
-	case Table, YAML, JSON:
+	case Table, Wide, YAML, JSON:
 		return f, nil
 	}
-	return "", fmt.Errorf("--output %q: unknown; use table, yaml or json", text)
+	return "", fmt.Errorf("--output %q: unknown; use table, wide, yaml or json", text)
 }
 
 // version is the API version of what yaml and json print.
@@ -43,10 +44,27 @@ type Report interface {
 	Table(w io.Writer) error
 }
 
+// wide is implemented by reports whose tables leave something out.
+type wide interface {
+	// Wide prints everything.
+	Wide(w io.Writer) error
+}
+
 // Print prints a report.
 func Print(w io.Writer, f Format, r Report) error {
-	if f == Table {
+	switch f {
+	case Table:
 		return r.Table(w)
+	case Wide:
+		if screen, ok := w.(Screen); ok {
+			screen.Width = 0
+			w = screen
+		}
+		if all, ok := r.(wide); ok {
+			return all.Wide(w)
+		}
+		return r.Table(w)
+	case YAML, JSON:
 	}
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {

@@ -5,17 +5,20 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 )
 
 // Lines collects the human-readable form of a report. Tabs separate cells; the columns of
 // consecutive lines are aligned.
-type Lines struct{ text strings.Builder }
+type Lines struct {
+	// Full: nothing is left out.
+	Full bool
+	text strings.Builder
+}
 
 // Linef adds a line. String arguments stay in their cell.
 func (l *Lines) Linef(format string, args ...any) {
@@ -39,22 +42,23 @@ func (l *Lines) Heading(text string) {
 	l.text.WriteString(text + "\n")
 }
 
-// Write prints all lines.
+// Write prints all lines, as the Screen that w may be can show them.
 func (l *Lines) Write(w io.Writer) error {
-	var aligned strings.Builder
-	table := tabwriter.NewWriter(&aligned, 0, 8, 3, ' ', 0)
-	if _, err := io.WriteString(table, Printable(l.text.String())); err != nil {
-		return fmt.Errorf("print: %w", err)
+	screen, _ := w.(Screen)
+	text := aligned(Printable(l.text.String()), screen.Width)
+	if screen.Color {
+		text = colored(text)
 	}
-	if err := table.Flush(); err != nil {
-		return fmt.Errorf("print: %w", err)
-	}
-	var out strings.Builder
-	for line := range strings.Lines(aligned.String()) {
-		out.WriteString(strings.TrimRight(line, " \n") + "\n")
-	}
-	_, err := io.WriteString(w, out.String())
+	_, err := io.WriteString(w, text)
 	return err
+}
+
+// Clip shortens a text unless the report is Full, and takes line breaks out.
+func (l *Lines) Clip(text string, most int) string {
+	if l.Full {
+		most = len(text) + 1
+	}
+	return Clip(text, most)
 }
 
 // Age returns how long ago something was, as kubectl prints it.

@@ -52,19 +52,18 @@ func portOf(spec *v1alpha1.ServiceProxyRulesSpec, p *dataplane.Port) *v1alpha1.S
 }
 
 // explain reports for each endpoint of a port whether it is used, and why not.
-func explain(p *Port, source *dataplane.Port, object *v1alpha1.ServicePort, f dataplane.Family, node *v1alpha1.NodeProxyRules) []Endpoint {
+func explain(p *Port, source *dataplane.Port, endpoints []v1alpha1.PortEndpoints, f dataplane.Family, node *v1alpha1.NodeProxyRules) []Endpoint {
 	type candidate struct {
 		at    netip.AddrPort
 		group *v1alpha1.EndpointGroup // nil: not ready
 	}
 	var all []candidate
 	ready := false
-	for i := range object.Endpoints {
-		g := &object.Endpoints[i]
-		for _, text := range g.Addresses {
+	for _, g := range endpoints {
+		for text := range g.All() {
 			if at, err := netip.ParseAddrPort(text); err == nil && f.Of(at.Addr()) {
-				all = append(all, candidate{at, g})
-				ready = ready || g.State == v1alpha1.EndpointReady
+				all = append(all, candidate{at, g.EndpointGroup})
+				ready = ready || g.Effective() == v1alpha1.EndpointReady
 			}
 		}
 	}
@@ -77,7 +76,7 @@ func explain(p *Port, source *dataplane.Port, object *v1alpha1.ServicePort, f da
 	for _, c := range all {
 		e := Endpoint{Address: c.at.String(), State: "NotReady", OnNode: slices.Contains(source.LocalEndpoints, c.at)}
 		if c.group != nil {
-			e.State = string(c.group.State)
+			e.State = string(c.group.Effective())
 		}
 		if p.UsesCluster {
 			e.Cluster = inCluster(source, c.at, c.group, ready, node)
@@ -96,7 +95,7 @@ func inCluster(source *dataplane.Port, at netip.AddrPort, g *v1alpha1.EndpointGr
 		return &Use{Message: "not ready"}
 	case slices.Contains(source.Cluster, at):
 		return &Use{Used: true}
-	case g.State == v1alpha1.EndpointTerminating && ready:
+	case g.Effective() == v1alpha1.EndpointTerminating && ready:
 		return &Use{Message: "it is terminating, and others are ready"}
 	case len(g.Nodes) > 0 && !slices.Contains(g.Nodes, node.Name):
 		return &Use{Message: "hinted for " + strings.Join(g.Nodes, ", ")}

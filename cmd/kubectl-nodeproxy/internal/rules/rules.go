@@ -12,10 +12,10 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 const (
@@ -172,7 +172,7 @@ func Of(node *v1alpha1.NodeProxyRules, o *cluster.Objects, only *dataplane.Servi
 			s := service(svc, all[f], objects[name])
 			for i := range s.Ports {
 				if o := portOf(&objects[name].Spec, &svc.Ports[i]); only != nil && o != nil {
-					s.Ports[i].Endpoints = explain(&s.Ports[i], &svc.Ports[i], o, f, node)
+					s.Ports[i].Endpoints = explain(&s.Ports[i], &svc.Ports[i], objects[name].Spec.EndpointsOf(o), f, node)
 				}
 			}
 			r.Services = append(r.Services, s)

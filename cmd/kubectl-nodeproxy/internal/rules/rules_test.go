@@ -134,7 +134,7 @@ func TestReported(t *testing.T) {
 			d, err := Reported(node, &cluster.Objects{Time: now, ServiceRules: []v1alpha1.ServiceProxyRules{{
 				ObjectMeta: metav1.ObjectMeta{
 					Name: "shop.web", ResourceVersion: "101",
-					ManagedFields: []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: now.Add(-tt.rendered)}}},
+					Annotations: map[string]string{v1alpha1.AnnotationWritten: now.Add(-tt.rendered).Format(time.RFC3339)},
 				},
 				Spec: v1alpha1.ServiceProxyRulesSpec{
 					FormatVersion: 1, ClusterIPs: []string{"10.96.0.20"}, InternalTrafficPolicy: v1alpha1.TrafficPolicyCluster, ExternalTrafficPolicy: v1alpha1.TrafficPolicyCluster,

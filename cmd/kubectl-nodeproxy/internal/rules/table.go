@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // maxEndpoints is how many endpoints are printed in a list of Services.
@@ -126,7 +126,7 @@ func (s *Service) besides() []string {
 		add("health check %d counts %s", s.HealthCheckNodePort, text.Count(s.LocalReadyEndpoints, "local endpoint"))
 	}
 	if s.Userspace {
-		add("served by the agent itself")
+		add("served by the agent itself, endpoints see the node's address")
 	}
 	if s.IPVSScheduler != "" {
 		add("IPVS scheduler %s", s.IPVSScheduler)

@@ -43,7 +43,10 @@ type Report struct {
 	// Notes are not problems.
 	Notes []string `json:"notes,omitempty"`
 
-	healthy bool // as far as checks ran
+	healthy    bool   // as far as checks ran
+	observed   bool   // the controller has processed the newest objects
+	programmed int    // nodes
+	nodes      []node // all
 }
 
 // NodeProxy is the object that enables nodeproxy.
@@ -195,7 +198,26 @@ func Of(o *cluster.Objects) *Report {
 	r.Rollouts = rollouts(e)
 	r.healthy = len(r.Findings)+len(r.Rollouts)+r.Services.Unrendered == 0
 	r.OK = r.healthy && len(r.SkippedChecks) == 0
+	r.observed = observed(o)
 	return r
+}
+
+// observed reports whether the controller has processed the newest settings and policies.
+func observed(o *cluster.Objects) bool {
+	if o.NodeProxy == nil || o.NodeProxy.Status.ObservedGeneration != o.NodeProxy.Generation {
+		return false
+	}
+	for i := range o.NodePolicies {
+		if o.NodePolicies[i].Status.ObservedGeneration != o.NodePolicies[i].Generation {
+			return false
+		}
+	}
+	for i := range o.ServicePolicies {
+		if o.ServicePolicies[i].Status.ObservedGeneration != o.ServicePolicies[i].Generation {
+			return false
+		}
+	}
+	return true
 }
 
 // check runs the checks that need no Services.
@@ -240,7 +262,11 @@ func (r *Report) countNodes(e *findings.Examination) {
 		reason := noReport
 		if c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionProgrammed); c != nil {
 			reason = c.Reason
+			if c.Status == metav1.ConditionTrue {
+				r.programmed++
+			}
 		}
+		r.nodes = append(r.nodes, nodeOf(n, reason))
 		reasons[reason]++
 		byMode[cmp.Or(string(n.Status.Mode), "none yet")]++
 		if e.IsNew(n) {

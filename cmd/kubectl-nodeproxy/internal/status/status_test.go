@@ -129,9 +129,9 @@ func healthy() *cluster.Objects {
 	return o
 }
 
-// writtenMinutesAgo are the managed fields of an object written some minutes ago.
-func writtenMinutesAgo(n time.Duration) []metav1.ManagedFieldsEntry {
-	return []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: noon().Add(-n * time.Minute)}}}
+// writtenMinutesAgo is the annotation of an object written some minutes ago.
+func writtenMinutesAgo(n time.Duration) map[string]string {
+	return map[string]string{v1alpha1.AnnotationWritten: noon().Add(-n * time.Minute).Format(time.RFC3339)}
 }
 
 // TestReports: reports about states that no recorded cluster has.
@@ -200,19 +200,19 @@ func TestReports(t *testing.T) {
 		"rules that are not applied": {
 			func(o *cluster.Objects) {
 				n := &o.NodeRules[0]
-				n.Generation, n.Status.ObservedGeneration, n.ManagedFields = 9, 5, writtenMinutesAgo(7)
+				n.Generation, n.Status.ObservedGeneration, n.Annotations = 9, 5, writtenMinutesAgo(7)
 			}, false,
 			"\nPROBLEMS\nRulesNotApplied, 1 node for 7m\n  node-1: the node's rules changed more than a minute ago (generation 9), but its agent still reports older ones (generation 5)\n  remedy: check its pod and log: kubectl -n nodeproxy-system get pods -l app.kubernetes.io/name=nodeproxy-agent --field-selector spec.nodeName=node-1 -o wide, then",
 		},
 		"rules that have just changed": {
 			func(o *cluster.Objects) {
-				o.NodeRules[0].Generation, o.NodeRules[0].ManagedFields = 9, writtenMinutesAgo(1)
+				o.NodeRules[0].Generation, o.NodeRules[0].Annotations = 9, writtenMinutesAgo(1)
 			}, true,
 			"\nEverything is healthy.\n",
 		},
 		"settings that are not applied": {
 			func(o *cluster.Objects) {
-				o.NodeRules[0].Spec.SettingsRevision, o.NodeRules[0].ManagedFields = "new", writtenMinutesAgo(7)
+				o.NodeRules[0].Spec.SettingsRevision, o.NodeRules[0].Annotations = "new", writtenMinutesAgo(7)
 			}, false,
 			"\nPROBLEMS\nSettingsNotApplied, 1 node for 7m\n  node-1: the node's settings are not applied",
 		},

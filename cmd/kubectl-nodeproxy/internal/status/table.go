@@ -1,14 +1,16 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
+	"github.com/nodeproxy-io/nodeproxy/api/text"
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/findings"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/output"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 const (
@@ -25,16 +27,50 @@ const (
 )
 
 // Table prints the report in human-readable form.
-func (r *Report) Table(w io.Writer) error {
-	l := &output.Lines{}
+func (r *Report) Table(w io.Writer) error { return r.print(w, &output.Lines{}) }
+
+// Wide prints the report with each node, and nothing left out.
+func (r *Report) Wide(w io.Writer) error { return r.print(w, &output.Lines{Full: true}) }
+
+// node is a line about a node.
+type node struct {
+	name, reason, mode, agent, conntrack string
+	services, rejected, retained         int
+}
+
+func nodeOf(n *v1alpha1.NodeProxyRules, reason string) node {
+	out := node{
+		name: n.Name, reason: reason, mode: cmp.Or(string(n.Status.Mode), "-"), agent: "-", conntrack: "-",
+		services: int(n.Status.Services), retained: int(n.Status.Retained),
+	}
+	if a := n.Status.Agent; a != nil {
+		out.agent = cmp.Or(a.Version, "unknown")
+	}
+	if c := n.Status.Conntrack; c != nil {
+		out.conntrack = fmt.Sprintf("%d%%", c.UsagePercent)
+	}
+	if rejected := n.Status.Rejected; rejected != nil {
+		out.rejected = int(rejected.Count)
+	}
+	return out
+}
+
+func (r *Report) print(w io.Writer, l *output.Lines) error {
 	r.overview(l)
+	if l.Full && len(r.nodes) > 0 {
+		l.Heading("NODES IN DETAIL")
+		l.Linef("NODE\tREASON\tMODE\tAGENT\tSERVICES\tREJECTED\tRETAINED\tCONNTRACK")
+		for _, n := range r.nodes {
+			l.Linef("%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", n.name, n.reason, n.mode, n.agent, n.services, n.rejected, n.retained, n.conntrack)
+		}
+	}
 	r.findings(l, findings.Problem, "PROBLEMS")
 	r.findings(l, findings.Warning, "WARNINGS")
 	r.rollouts(l)
 	if len(r.UnrenderedServices) > 0 {
 		l.Heading("SERVICES NOT RENDERED")
 		for _, s := range r.UnrenderedServices {
-			l.Linef("%s/%s: %s", s.Namespace, s.Name, output.Clip(s.Message, maxMessage))
+			l.Linef("%s/%s: %s", s.Namespace, s.Name, l.Clip(s.Message, maxMessage))
 		}
 		if more := r.Services.Unrendered - len(r.UnrenderedServices); more > 0 {
 			l.Linef("and %d more: kubectl get events -A --field-selector involvedObject.kind=Service", more)
@@ -185,8 +221,12 @@ func (r *Report) group(l *output.Lines, group []findings.Finding) {
 	}
 	l.Linef("%s", heading)
 	var remedies []string
-	for _, f := range group[:min(len(group), maxExamples)] {
-		message := output.Clip(f.Message, maxMessage)
+	shown := maxExamples
+	if l.Full {
+		shown = len(group)
+	}
+	for _, f := range group[:min(len(group), shown)] {
+		message := l.Clip(f.Message, maxMessage)
 		if at := places(f); len(at) > 0 {
 			message = text.Some(at, maxNames) + ": " + message
 		}
@@ -195,8 +235,8 @@ func (r *Report) group(l *output.Lines, group []findings.Finding) {
 			remedies = append(remedies, f.Remedy)
 		}
 	}
-	if more := len(group) - maxExamples; more > 0 {
-		l.Linef("  and %d more: %s", more, text.Some(places(group[maxExamples:]...), maxNames))
+	if more := len(group) - shown; more > 0 {
+		l.Linef("  and %d more: %s", more, text.Some(places(group[shown:]...), maxNames))
 	}
 	for _, remedy := range remedies {
 		l.Linef("  remedy: %s", remedy)
@@ -233,7 +273,7 @@ func (r *Report) rollouts(l *output.Lines) {
 		}
 		l.Linef("%s", text)
 		if c.Message != "" {
-			l.Linef("  %s", output.Clip(c.Message, maxMessage))
+			l.Linef("  %s", l.Clip(c.Message, maxMessage))
 		}
 	}
 	if more := len(r.Rollouts) - maxRollouts; more > 0 {

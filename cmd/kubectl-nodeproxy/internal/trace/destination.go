@@ -159,9 +159,6 @@ func (w *world) toService(text, service, port string, protocol v1alpha1.Protocol
 	}
 	object := w.service(service)
 	if object == nil {
-		if what := w.misnamed(name); what != "" {
-			return nil, fmt.Errorf("--to: %s", what)
-		}
 		what := fmt.Sprintf("no Service %s is proxied", name)
 		of, _ := cutKind(text)
 		switch node, pod := of == anyKind && !full, of == anyKind && len(w.Pods) > 0; {

@@ -9,11 +9,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/combine"
-	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/tracer"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/cmd/kubectl-nodeproxy/internal/cluster"
-	"github.com/nodeproxy-io/nodeproxy/controllers/text"
 )
 
 // maxUnused is how many unused objects are named.
@@ -106,14 +105,4 @@ func mayOwn(o *v1alpha1.ServiceProxyRules, node *v1alpha1.NodeProxyRules, result
 	return slices.Contains(addresses(node.Spec.Node.Addresses), to.Addr()) && slices.ContainsFunc(o.Spec.Ports, func(p v1alpha1.ServicePort) bool {
 		return p.NodePort == int32(to.Port()) && p.Protocol == result.Protocol
 	})
-}
-
-// misnamed reports that the object of a Service exists under a wrong name; empty: it does not.
-func (w *world) misnamed(name dataplane.ServiceName) string {
-	for _, o := range w.ServiceRules {
-		if _, ok := combine.ServiceOf(o.Name); !ok && o.Labels[v1alpha1.LabelServiceNamespace] == name.Namespace && o.Labels[v1alpha1.LabelServiceName] == name.Name {
-			return fmt.Sprintf("ServiceProxyRules %s have the labels of %s, but no node uses them because they are not named %s", o.Name, name, v1alpha1.ServiceProxyRulesName(name.Namespace, name.Name))
-		}
-	}
-	return ""
 }

@@ -104,7 +104,7 @@ func Of(ctx context.Context, o *cluster.Objects, q Question) (*Report, error) {
 		return nil, err
 	}
 	r := w.report(node.Name, q, result)
-	r.Notes = slices.Concat(notes, result.Notes, fromService(set, packet.Source), w.elsewhere(r, from), w.unused(set, node, result), rejected(node, result.Service), byAgent(node, set, result.Service))
+	r.Notes = slices.Concat(notes, result.Notes, fromService(set, packet.Source), w.elsewhere(r, from), w.unused(set, node, result), rejected(node, result.Service), byAgent(node, set, result))
 	if why := o.Unreadable(cluster.EndpointSlices); why != "" {
 		r.Notes = append(r.Notes, "the pods of endpoints are unknown: "+why)
 	}
@@ -192,12 +192,13 @@ func rejected(node *v1alpha1.NodeProxyRules, service *tracer.Target) []string {
 	return nil
 }
 
-// byAgent reports that not the kernel chooses the endpoint.
-func byAgent(node *v1alpha1.NodeProxyRules, set *combine.Set, service *tracer.Target) []string {
-	if service == nil {
+// byAgent reports that not the kernel chooses the endpoint, as it does for SCTP in any case.
+func byAgent(node *v1alpha1.NodeProxyRules, set *combine.Set, result *tracer.Result) []string {
+	delivered := slices.ContainsFunc(result.Outcomes, func(o tracer.Outcome) bool { return o.Fate == tracer.Delivered })
+	if result.Service == nil || !delivered || result.Protocol == v1alpha1.ProtocolSCTP {
 		return nil
 	}
-	svc := set.Services[dataplane.ServiceName{Namespace: service.Namespace, Name: service.Name}]
+	svc := set.Services[dataplane.ServiceName{Namespace: result.Service.Namespace, Name: result.Service.Name}]
 	if svc == nil || !svc.Userspace && ptr.Deref(node.Spec.Settings.Mode, "") != v1alpha1.ModeUserspace {
 		return nil
 	}

@@ -145,6 +145,33 @@ func TestLookups(t *testing.T) {
 	}
 }
 
+// TestByAgent: a note states that the agent chooses the endpoint, wherever it does.
+func TestByAgent(t *testing.T) {
+	wholeNode := func(o *cluster.Objects) { o.NodeRules[0].Spec.Settings.Mode = new(v1alpha1.ModeUserspace) }
+	for name, c := range map[string]struct {
+		edit func(*cluster.Objects)
+		to   string
+		want bool
+	}{
+		"served by the kernel":      {func(*cluster.Objects) {}, "10.96.0.10:80", false},
+		"a Service by itself":       {func(o *cluster.Objects) { o.ServiceRules[1].Spec.Serving = v1alpha1.ServingUserspace }, "10.96.0.10:80", true},
+		"UDP":                       {wholeNode, "10.96.0.10:53/udp", true},
+		"a whole node":              {wholeNode, "10.96.0.10:80", true},
+		"SCTP":                      {wholeNode, "10.96.0.10:90/sctp", false},
+		"a Service of no endpoints": {wholeNode, "10.96.0.20:80", false},
+		"no Service":                {wholeNode, "192.0.2.99:80", false},
+	} {
+		o := objects()
+		web := &o.ServiceRules[1].Spec
+		web.Ports = append(web.Ports, v1alpha1.ServicePort{Name: "sctp", Protocol: v1alpha1.ProtocolSCTP, Port: 90, Endpoints: web.Ports[0].Endpoints})
+		c.edit(o)
+		const note = "! the kernel redirects the connection to the agent, which chooses among these endpoints"
+		if got := ask(t, o, "node-1", "10.244.1.9", c.to); strings.Contains(got, note) != c.want || strings.HasPrefix(got, "error") {
+			t.Errorf("%s: want the note: %t\n%s", name, c.want, got)
+		}
+	}
+}
+
 // TestBadInput: each error is one line with a remedy.
 func TestBadInput(t *testing.T) {
 	for _, c := range []struct{ node, from, to, want string }{
@@ -217,7 +244,7 @@ func TestOddObjects(t *testing.T) {
 	}{
 		"rules of an unknown format": {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec.FormatVersion = 99 },
-			"error: NodeProxyRules node-1: format 99 needs a newer release than this plugin, v0.1.0, which supports formats up to 1",
+			"error: NodeProxyRules node-1: format 99 needs a newer release than this plugin, v0.1.0, which supports formats up to 2",
 		},
 		"incomplete rules": {
 			func(o *cluster.Objects) { o.NodeRules[0].Spec = v1alpha1.NodeProxyRulesSpec{} },
@@ -235,18 +262,11 @@ func TestOddObjects(t *testing.T) {
 		},
 		"a Service of an unknown format": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.FormatVersion = 99 },
-			"error: --to web:http cannot be traced: ServiceProxyRules shop.web: format 99 needs a newer release than this plugin, v0.1.0, which supports formats up to 1: install the plugin of the controller's release",
+			"error: --to web:http cannot be traced: ServiceProxyRules shop.web: format 99 needs a newer release than this plugin, v0.1.0, which supports formats up to 2: install the plugin of the controller's release",
 		},
 		"a Service with an invalid cluster IP": {
 			func(o *cluster.Objects) { o.ServiceRules[1].Spec.ClusterIPs = []string{"224.0.0.1"} },
 			"error: --to web:http cannot be traced: ServiceProxyRules shop.web have no effect: it has no usable IPv4 cluster IP: spec.clusterIPs[0]: \"224.0.0.1\" is not",
-		},
-		"a Service whose object has another name": {
-			func(o *cluster.Objects) {
-				o.ServiceRules[1].Name = "web"
-				o.ServiceRules[1].Labels = map[string]string{v1alpha1.LabelServiceNamespace: "shop", v1alpha1.LabelServiceName: "web"}
-			},
-			"error: --to: ServiceProxyRules web have the labels of shop/web, but no node uses them because they are not named shop.web",
 		},
 		"no agent": {
 			func(o *cluster.Objects) { o.NodeRules[0].Status = v1alpha1.NodeProxyRulesStatus{} },
@@ -365,7 +385,7 @@ func TestLeftOut(t *testing.T) {
 func TestBehind(t *testing.T) {
 	o := objects()
 	o.ServiceRules[0].ResourceVersion = "7"
-	o.ServiceRules[0].ManagedFields = []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: now.Add(-time.Hour)}}}
+	o.ServiceRules[0].Annotations = map[string]string{v1alpha1.AnnotationWritten: now.Add(-time.Hour).Format(time.RFC3339)}
 	o.NodeProxy = &v1alpha1.NodeProxy{Status: v1alpha1.NodeProxyStatus{Inventory: &v1alpha1.Inventory{Services: 9}}}
 	got := ask(t, o, "node-1", "10.244.1.9", "10.96.0.10:80")
 	for _, want := range []string{

@@ -8,6 +8,8 @@ func TestSentencesOfOthers(t *testing.T) {
 		{"no such file", "no such file", "no such file"},
 		{"It failed. Try again.", "It failed; Try again", "It failed"},
 		{"dial 10.0.0.1:443: timed out. v1.2 is too old", "dial 10.0.0.1:443: timed out. v1.2 is too old", "dial 10.0.0.1:443: timed out. v1.2 is too old"},
+		{"denied.\nPerhaps not.", "denied; Perhaps not", "denied"},
+		{"10.0.0.1: exit. status", "10.0.0.1: exit. status", "10.0.0.1: exit. status"},
 		{"One. Two.\nThree.", "One; Two; Three", "One"},
 	} {
 		if got := Clause(tt.text); got != tt.clause {
