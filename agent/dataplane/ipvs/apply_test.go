@@ -77,6 +77,76 @@ func TestRealServersAreProgress(t *testing.T) {
 	}
 }
 
+// TestPause: what waits is written before the rest of a large Service, of which each Apply writes some. There is
+// always a real server, and Verify finds no difference.
+func TestPause(t *testing.T) {
+	list := func(first int) (out []string) {
+		for i := range 1000 {
+			out = append(out, fmt.Sprintf("10.%d.%d.%d:80", first, i>>8, i&0xff))
+		}
+		return out
+	}
+	b := newBench(t)
+	count := func(s *dataplane.Service) int {
+		reals, _ := b.kernel.Reals(tcp(s.ClusterIP.String(), 80)) // none if it does not exist
+		return len(reals)
+	}
+	b.set(service(1))
+	b.apply()
+	b.r.Pause = func() bool { return true }
+	for _, step := range []struct {
+		name    string
+		set     *dataplane.Service
+		applies int
+	}{
+		{"new endpoints", service(1, list(180)...), 4},
+		{"all others", service(1, list(181)...), 7},
+		{"few", service(1, "10.181.0.0:80"), 4},
+		{"a new Service", service(2, list(182)...), 4},
+	} {
+		b.set(step.set)
+		before := count(step.set)
+		for applies := 1; ; applies++ {
+			result := b.apply()
+			b.verified()
+			reals := count(step.set)
+			if reals == 0 || reals == before {
+				t.Errorf("%s: %d real servers after an Apply, %d before", step.name, reals, before)
+			}
+			before = reals
+			if len(result.Unfinished) == 0 {
+				if applies != step.applies || reals != len(step.set.Ports[0].Cluster) || result.ServicesChanged != 1 {
+					t.Errorf("%s: %d real servers after %d of %d Apply, %d changed", step.name, reals, applies, step.applies, result.ServicesChanged)
+				}
+				break
+			}
+			if _, left := result.Unfinished[step.set.Name]; !left || len(result.Unfinished) != 1 || applies > step.applies || result.ServicesChanged != 0 {
+				t.Fatalf("%s: unfinished %v after %d Apply, %d changed", step.name, names(result.Unfinished), applies, result.ServicesChanged)
+			}
+			b.set(step.set) // as the agent does
+		}
+	}
+	// Endpoints that drain, and come back while the Service is unfinished.
+	b.set(service(1, append(list(180), "10.181.0.0:80")...))
+	b.apply()
+	if err := b.kernel.SetConnections(tcp("10.0.0.1", 80), netip.MustParseAddrPort("10.180.0.0:80"), 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*dataplane.Service{service(1, list(181)...), service(1, list(180)...)} {
+		for b.set(s); len(b.apply().Unfinished) > 0; b.set(s) {
+			b.verified()
+		}
+		b.verified()
+	}
+	b.set(service(1, list(183)...))
+	b.apply()
+	b.remove(service(1))
+	if result := b.apply(); len(result.Unfinished) > 0 {
+		t.Errorf("unfinished: %v, which has ended", names(result.Unfinished))
+	}
+	b.verified()
+}
+
 func TestNewServiceAndItsEnd(t *testing.T) {
 	b := newBench(t)
 	b.set(service(1, "10.180.0.1:80"))

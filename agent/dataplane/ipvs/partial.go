@@ -18,6 +18,7 @@ import (
 type partialPass struct {
 	*Dataplane
 	config *config // of the plans
+	pause  func() bool
 	plans  map[dataplane.ServiceName]*servicePlan
 	// delta is what the plans need more than the actual plans of the same Services.
 	delta needs
@@ -28,7 +29,7 @@ type partialPass struct {
 
 // newPartial plans some Services. The error wraps engine.ErrFull if that takes a full pass.
 func (d *Dataplane) newPartial(r *dataplane.Ruleset, names []dataplane.ServiceName, all bool) (*partialPass, error) {
-	p := &partialPass{Dataplane: d, config: d.actual.config, plans: map[dataplane.ServiceName]*servicePlan{}, delta: newNeeds()}
+	p := &partialPass{Dataplane: d, config: d.actual.config, pause: r.Pause, plans: map[dataplane.ServiceName]*servicePlan{}, delta: newNeeds()}
 	if all {
 		p.config = d.next
 	}
@@ -259,7 +260,10 @@ func changes[K comparable](actual, delta map[K]int) (added, removed []K) {
 // exist, or the node's own servers would get its packets. It returns the number of changed
 // Services.
 func (p *partialPass) run(ctx context.Context) (int, error) {
-	w := &writer{Dataplane: p.Dataplane, ctx: ctx, diff: &p.diff, changed: map[dataplane.ServiceName]struct{}{}}
+	w := &writer{
+		Dataplane: p.Dataplane, ctx: ctx, diff: &p.diff, pause: p.pause,
+		changed: map[dataplane.ServiceName]struct{}{}, unfinished: map[dataplane.ServiceName]struct{}{},
+	}
 	sets := p.setChanges()
 	union, after, grows, shrinks := p.fixedRules()
 	steps := []func() error{
@@ -283,6 +287,9 @@ func (p *partialPass) run(ctx context.Context) (int, error) {
 		}
 	}
 	p.commit()
+	if len(w.unfinished) > 0 {
+		p.engine.Leave(slices.Collect(maps.Keys(w.unfinished)), nil, nil)
+	}
 	p.watched.change(p.diff.bind, p.diff.unbind, w.come-len(p.diff.extra))
 	switch {
 	case shrinks:

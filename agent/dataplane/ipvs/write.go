@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
@@ -124,13 +127,41 @@ type writer struct {
 	stuck []string
 	// writes counts virtual and real servers.
 	writes int
+	// pause is Ruleset.Pause; nil in a full pass. Paused: real servers of unfinished Services are
+	// left for a later Apply. Reals counts the others.
+	pause      func() bool
+	paused     bool
+	reals      int
+	unfinished map[dataplane.ServiceName]struct{}
 }
+
+// leastReals is the number of real servers that an Apply writes before it pauses: a few milliseconds.
+const leastReals = 256
 
 // wrote reports progress now and then, given that a virtual or real server was written.
 func (w *writer) wrote() {
 	if w.writes++; w.writes%64 == 0 {
 		dataplane.Progress(w.ctx)
 	}
+}
+
+// pauses reports whether real servers are left for a later Apply. It is called before each is written.
+func (w *writer) pauses() bool {
+	if w.reals++; w.pause != nil && w.reals > leastReals && w.reals%64 == 0 {
+		w.paused = w.paused || w.pause()
+	}
+	return w.paused
+}
+
+// leave makes the plan of a virtual server what the kernel has: real servers came, and others are gone.
+// Former ones go last, so that there is always one that can answer.
+func (w *writer) leave(d *serverDiff, came, gone []netip.AddrPort) {
+	reals := sets.New(came...)
+	if actual, found := w.actual.needs.servers[d.Key]; found {
+		reals.Insert(actual.reals...)
+	}
+	d.reals = slices.SortedFunc(maps.Keys(reals.Delete(gone...)), netip.AddrPort.Compare)
+	w.unfinished[d.owner] = struct{}{}
 }
 
 // bind creates the device and binds addresses.
@@ -219,9 +250,11 @@ func (w *writer) eachServer(write func(*serverDiff) error) error {
 		}
 		w.changed[d.owner] = struct{}{}
 	}
-	for name := range w.failed {
-		delete(w.changed, name)
-	}
+	maps.DeleteFunc(w.changed, func(name dataplane.ServiceName, _ struct{}) bool {
+		_, failed := w.failed[name]
+		_, unfinished := w.unfinished[name]
+		return failed || unfinished
+	})
 	return nil
 }
 
@@ -239,7 +272,11 @@ func (w *writer) writeServer(d *serverDiff) error {
 			return err
 		}
 	}
-	for _, real := range d.add {
+	for i, real := range d.add {
+		if w.pauses() {
+			w.leave(d, d.add[:i], nil)
+			return nil
+		}
 		if err := w.kernel.AddReal(d.Key, real, 1); err != nil {
 			return err
 		}
@@ -252,7 +289,11 @@ func (w *writer) writeServer(d *serverDiff) error {
 		w.draining.end(d.Key, real)
 		w.wrote()
 	}
-	return w.drop(d.Key, d.drop)
+	dropped, err := w.drop(d.Key, d.drop)
+	if err == nil && dropped < len(d.drop) {
+		w.leave(d, slices.Concat(d.add, d.reweigh), d.drop[:dropped])
+	}
+	return err
 }
 
 func (w *writer) addServer(d *serverDiff) error {
@@ -298,36 +339,40 @@ func (w *writer) giveBack(k Key) {
 	}
 }
 
-// drop deletes real servers, or lets them drain if they have connections. Only TCP drains:
-// UDP has no end of a connection, and clients of SCTP change their path themselves.
-func (w *writer) drop(k Key, reals []netip.AddrPort) error {
+// drop deletes real servers, or lets them drain if they have connections, and returns for how many it
+// has. Only TCP drains: UDP has no end of a connection, and clients of SCTP change their path
+// themselves.
+func (w *writer) drop(k Key, reals []netip.AddrPort) (int, error) {
 	if len(reals) == 0 {
-		return nil
+		return 0, nil
 	}
 	var have map[netip.AddrPort]Real
 	if k.Protocol == v1alpha1.ProtocolTCP {
 		var err error
 		if have, err = w.kernel.Reals(k); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	for _, real := range reals {
+	for i, real := range reals {
+		if w.pauses() {
+			return i, nil
+		}
 		w.wrote()
 		if have[real].connections() == 0 {
 			if err := w.kernel.DeleteReal(k, real); err != nil {
-				return err
+				return i, err
 			}
 			w.draining.end(k, real)
 			continue
 		}
 		if have[real].Weight != 0 {
 			if err := w.kernel.ChangeReal(k, real, 0); err != nil {
-				return err
+				return i, err
 			}
 		}
 		w.drain(k, real)
 	}
-	return nil
+	return len(reals), nil
 }
 
 // deleteServers deletes virtual servers that are no longer desired.
