@@ -126,17 +126,38 @@ func TestPause(t *testing.T) {
 			b.set(step.set) // as the agent does
 		}
 	}
+	// A new Service of two addresses: both answer at once.
+	both := service(3, list(184)...)
+	both.ExternalIPs = []netip.Addr{ip("198.51.100.1")}
+	b.set(both)
+	if left := b.apply().Unfinished; len(left) != 1 {
+		t.Errorf("unfinished: %v", names(left))
+	}
+	for _, address := range []string{both.ClusterIP.String(), "198.51.100.1"} {
+		if reals, err := b.kernel.Reals(tcp(address, 80)); err != nil || len(reals) < 16 {
+			t.Errorf("%v, %d real servers of %s", err, len(reals), address)
+		}
+	}
+	b.r.Pause = nil
+	b.set(both)
+	b.apply()
+	b.verified()
 	// Endpoints that drain, and come back while the Service is unfinished.
 	b.set(service(1, append(list(180), "10.181.0.0:80")...))
 	b.apply()
+	b.r.Pause = func() bool { return true }
 	if err := b.kernel.SetConnections(tcp("10.0.0.1", 80), netip.MustParseAddrPort("10.180.0.0:80"), 1, 0); err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range []*dataplane.Service{service(1, list(181)...), service(1, list(180)...)} {
-		for b.set(s); len(b.apply().Unfinished) > 0; b.set(s) {
+		for range 7 {
+			b.set(s)
+			b.apply()
 			b.verified()
 		}
-		b.verified()
+	}
+	if n := count(service(1)); n != 1000 {
+		t.Errorf("%d real servers when all is written", n)
 	}
 	b.set(service(1, list(183)...))
 	b.apply()

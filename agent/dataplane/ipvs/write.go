@@ -135,8 +135,13 @@ type writer struct {
 	unfinished map[dataplane.ServiceName]struct{}
 }
 
-// leastReals is the number of real servers that an Apply writes before it pauses: a few milliseconds.
-const leastReals = 256
+const (
+	// leastReals is the number of real servers that an Apply writes before it pauses: a few milliseconds.
+	leastReals = 256
+	// leastPerServer is how many of them each virtual server gets all the same, so that few do not have
+	// to answer for all.
+	leastPerServer = 16
+)
 
 // wrote reports progress now and then, given that a virtual or real server was written.
 func (w *writer) wrote() {
@@ -153,13 +158,21 @@ func (w *writer) pauses() bool {
 	return w.paused
 }
 
+// former returns the real servers that a virtual server had by the last Apply.
+func (w *writer) former(k Key) []netip.AddrPort {
+	if w.actual == nil { // a full pass
+		return nil
+	}
+	if server, found := w.actual.needs.servers[k]; found {
+		return server.reals
+	}
+	return nil
+}
+
 // leave makes the plan of a virtual server what the kernel has: real servers came, and others are gone.
 // Former ones go last, so that there is always one that can answer.
 func (w *writer) leave(d *serverDiff, came, gone []netip.AddrPort) {
-	reals := sets.New(came...)
-	if actual, found := w.actual.needs.servers[d.Key]; found {
-		reals.Insert(actual.reals...)
-	}
+	reals := sets.New(came...).Insert(w.former(d.Key)...)
 	d.reals = slices.SortedFunc(maps.Keys(reals.Delete(gone...)), netip.AddrPort.Compare)
 	w.unfinished[d.owner] = struct{}{}
 }
@@ -272,8 +285,9 @@ func (w *writer) writeServer(d *serverDiff) error {
 			return err
 		}
 	}
+	former := w.former(d.Key)
 	for i, real := range d.add {
-		if w.pauses() {
+		if w.pauses() && len(former)+i >= leastPerServer {
 			w.leave(d, d.add[:i], nil)
 			return nil
 		}
