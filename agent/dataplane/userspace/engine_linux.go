@@ -8,7 +8,13 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
+
+// workersPerPort is how many workers accept the connections of a port at most: each needs a listener, and a node
+// may have thousands of ports.
+const workersPerPort = 4
 
 // workers has one for each processor. Each has listeners of its own, among which the kernel
 // distributes connections.
@@ -16,7 +22,7 @@ type workers struct {
 	list []*worker
 
 	mu   sync.Mutex // guards next
-	next int        // worker that gets the next port of UDP
+	next int        // worker that is first to get the next port
 }
 
 func newEngine(p *Proxy, count int) (*workers, error) {
@@ -52,8 +58,11 @@ func (e *workers) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// listen listens at any free port of an address, the same one for all workers.
-func (e *workers) listen(address netip.Addr, by policy) (bound netip.AddrPort, end func(), err error) {
+// listen implements engine. One worker serves all datagrams of a port: their clients' sockets are its own.
+func (e *workers) listen(p *port, by policy, address netip.Addr) (bound netip.AddrPort, end func(), err error) {
+	if p.id.protocol == v1alpha1.ProtocolUDP {
+		return e.take(1)[0].listenUDP(p, by, address)
+	}
 	bound = netip.AddrPortFrom(address, 0)
 	var ends []func()
 	end = func() {
@@ -61,7 +70,7 @@ func (e *workers) listen(address netip.Addr, by policy) (bound netip.AddrPort, e
 			one()
 		}
 	}
-	for _, w := range e.list {
+	for _, w := range e.take(workersPerPort) {
 		fd, at, err := socket(unix.SOCK_STREAM, bound)
 		if err != nil {
 			end()
@@ -77,6 +86,18 @@ func (e *workers) listen(address netip.Addr, by policy) (bound netip.AddrPort, e
 	return bound, end, nil
 }
 
+// take returns so many workers, or all if there are fewer, in turns.
+func (e *workers) take(count int) []*worker {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out []*worker
+	for range min(count, len(e.list)) {
+		out = append(out, e.list[e.next%len(e.list)])
+		e.next++
+	}
+	return out
+}
+
 // begin watches a socket on which something comes. Without its events no connection there would get an answer.
 func (w *worker) begin(fd int, h handler, shut func(*worker)) {
 	if err := w.watch(fd, unix.EPOLLIN, h); err != nil {
@@ -84,17 +105,12 @@ func (w *worker) begin(fd int, h handler, shut func(*worker)) {
 	}
 }
 
-// listenUDP listens at any free port of an address. One worker serves all datagrams of a port: their
-// clients' sockets are its own.
-func (e *workers) listenUDP(p *port, by policy, address netip.Addr) (bound netip.AddrPort, end func(), err error) {
+// listenUDP listens at any free port of an address.
+func (w *worker) listenUDP(p *port, by policy, address netip.Addr) (bound netip.AddrPort, end func(), err error) {
 	fd, bound, err := socket(unix.SOCK_DGRAM, netip.AddrPortFrom(address, 0))
 	if err != nil {
 		return netip.AddrPort{}, nil, err
 	}
-	e.mu.Lock()
-	w := e.list[e.next%len(e.list)]
-	e.next++
-	e.mu.Unlock()
 	s := &udpSocket{fd: fd, address: bound, port: p, policy: by, clients: map[netip.AddrPort]*udpClient{}}
 	if !w.do(func() { w.begin(fd, s, s.shut) }) {
 		_ = unix.Close(fd)

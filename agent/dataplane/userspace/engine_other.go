@@ -46,7 +46,10 @@ func (e *connections) run(ctx context.Context) error {
 	return nil
 }
 
-func (e *connections) listen(address netip.Addr, by policy) (bound netip.AddrPort, end func(), err error) {
+func (e *connections) listen(p *port, by policy, address netip.Addr) (bound netip.AddrPort, end func(), err error) {
+	if p.id.protocol == v1alpha1.ProtocolUDP {
+		return bound, nil, fmt.Errorf("%w: UDP on this operating system", errors.ErrUnsupported)
+	}
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(address, 0)))
 	if err != nil {
 		return bound, nil, err
@@ -64,10 +67,6 @@ func (e *connections) listen(address netip.Addr, by policy) (bound netip.AddrPor
 }
 
 func (*connections) endUDP() {}
-
-func (*connections) listenUDP(*port, policy, netip.Addr) (netip.AddrPort, func(), error) {
-	return netip.AddrPort{}, nil, fmt.Errorf("%w: UDP on this operating system", errors.ErrUnsupported)
-}
 
 // hold remembers a connection, which ends with the engine.
 func (e *connections) hold(c net.Conn) (done func()) {

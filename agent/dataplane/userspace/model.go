@@ -12,16 +12,16 @@ import (
 // returns the addresses of the node.
 func NewModel(node func() []netip.Addr) *Proxy {
 	p := New(Options{})
-	p.newEngine = func(*Proxy) (engine, error) { return &model{udp: map[netip.AddrPort]modelSocket{}}, nil }
+	p.newEngine = func(*Proxy) (engine, error) { return &model{sockets: map[netip.AddrPort]modelSocket{}}, nil }
 	p.interfaces = func() ([]netip.Addr, error) { return node(), nil }
 	return p
 }
 
 // model is an engine that only has addresses.
 type model struct {
-	mu   sync.Mutex // guards everything below
-	last uint16
-	udp  map[netip.AddrPort]modelSocket
+	mu      sync.Mutex // guards everything below
+	last    uint16
+	sockets map[netip.AddrPort]modelSocket
 }
 
 type modelSocket struct {
@@ -36,22 +36,16 @@ func (*model) run(ctx context.Context) error {
 
 func (*model) endUDP() {}
 
-func (m *model) listen(address netip.Addr, _ policy) (netip.AddrPort, func(), error) {
+func (m *model) listen(p *port, by policy, address netip.Addr) (netip.AddrPort, func(), error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.last--
-	return netip.AddrPortFrom(address, m.last), func() {}, nil
-}
-
-func (m *model) listenUDP(p *port, by policy, address netip.Addr) (netip.AddrPort, func(), error) {
-	bound, _, _ := m.listen(address, by)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.udp[bound] = modelSocket{p, by}
+	bound := netip.AddrPortFrom(address, m.last)
+	m.sockets[bound] = modelSocket{p, by}
 	return bound, func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		delete(m.udp, bound)
+		delete(m.sockets, bound)
 	}, nil
 }
 
@@ -76,18 +70,15 @@ func (p *Proxy) Endpoints(protocol v1alpha1.Protocol, to, listener netip.AddrPor
 func (p *Proxy) at(protocol v1alpha1.Protocol, to, listener netip.AddrPort) (*port, policy) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if m, is := p.engine.(*model); is && protocol == v1alpha1.ProtocolUDP {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		socket := m.udp[listener]
-		return socket.port, socket.policy
+	m, is := p.engine.(*model)
+	if !is {
+		return nil, 0
 	}
-	for _, at := range p.listening {
-		for by, bound := range at.tcp {
-			if bound == listener {
-				return p.table.find(protocol, to, *p.node.Load()), policy(by)
-			}
-		}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	socket, listens := m.sockets[listener]
+	if !listens || p.table.find(protocol, to, *p.node.Load()) != socket.port {
+		return nil, 0
 	}
-	return nil, 0
+	return socket.port, socket.policy
 }

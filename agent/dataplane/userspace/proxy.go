@@ -62,28 +62,19 @@ type Proxy struct {
 	mu    sync.Mutex    // guards everything below
 	// engine is nil until the proxy listens: without a Service it costs nothing.
 	engine    engine
-	listening map[dataplane.Family]*listening
-	unused    map[serviceID][]func() // end what the kernel leads to no longer of a Service; listeners are of none
+	listening map[dataplane.Family]netip.Addr // address of the listeners
+	unused    map[serviceID][]func()          // end the listeners of a Service to which the kernel leads no longer
 }
 
 // engine accepts connections and joins them with endpoints.
 type engine interface {
 	// run does so until ctx is done, and then ends all connections.
 	run(ctx context.Context) error
-	// listen listens at any free port of an address, for the connections that the kernel redirects
-	// by a policy, until end.
-	listen(address netip.Addr, by policy) (bound netip.AddrPort, end func(), err error)
-	// listenUDP does the same for the datagrams of one port.
-	listenUDP(p *port, by policy, address netip.Addr) (bound netip.AddrPort, end func(), err error)
+	// listen listens at any free port of an address, for what the kernel redirects of a port by a policy,
+	// until end.
+	listen(p *port, by policy, address netip.Addr) (bound netip.AddrPort, end func(), err error)
 	// endUDP ends all UDP clients, whose next datagrams the kernel sends elsewhere.
 	endUDP()
-}
-
-// listening is where the proxy listens in one family.
-type listening struct {
-	address netip.Addr
-	tcp     [policies]netip.AddrPort
-	ends    []func() // end that
 }
 
 // New returns a Proxy, which serves nothing until Run.
@@ -95,7 +86,7 @@ func New(o Options) *Proxy {
 		clock: o.Clock, original: originalDestination, flows: o.Flows,
 		newEngine:  func(p *Proxy) (engine, error) { return newEngine(p, o.Workers) },
 		interfaces: dataplane.InterfaceAddresses,
-		table:      newTable(), begun: make(chan struct{}), listening: map[dataplane.Family]*listening{}, unused: map[serviceID][]func(){},
+		table:      newTable(), begun: make(chan struct{}), listening: map[dataplane.Family]netip.Addr{}, unused: map[serviceID][]func(){},
 	}
 	p.Configure(v1alpha1.CompleteSettings(nil).Userspace)
 	if o.Limits != (Limits{}) {
@@ -136,18 +127,14 @@ func (p *Proxy) setNode(addresses []netip.Addr) {
 	p.node.Store(&addresses)
 }
 
-// Listen has the proxy listen at the first of the node's addresses of one family, where the kernel can
-// redirect connections. An earlier address is left with Settle.
+// Listen sets the addresses of a family's node, at the first of which the proxy listens for the connections of
+// what it serves from now on.
 func (p *Proxy) Listen(family dataplane.Family, node []netip.Addr) error {
 	if len(node) == 0 {
 		return fmt.Errorf("%w: the node has no %s address", ErrNotListening, family)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	former := p.listening[family]
-	if former != nil && former.address == node[0] {
-		return nil
-	}
 	if p.engine == nil {
 		e, err := p.newEngine(p)
 		if err != nil {
@@ -156,22 +143,7 @@ func (p *Proxy) Listen(family dataplane.Family, node []netip.Addr) error {
 		p.engine = e
 		close(p.begun)
 	}
-	next := &listening{address: node[0]}
-	for i := range policies {
-		bound, end, err := p.engine.listen(node[0], i)
-		if err != nil {
-			for _, end := range next.ends {
-				end()
-			}
-			return fmt.Errorf("%w at %s: %w", ErrNotListening, node[0], err)
-		}
-		next.tcp[i], next.ends = bound, append(next.ends, end)
-	}
-	if former != nil {
-		of := serviceID{family: family}
-		p.unused[of] = append(p.unused[of], former.ends...)
-	}
-	p.listening[family] = next
+	p.listening[family] = node[0]
 	return nil
 }
 
@@ -181,8 +153,8 @@ func (p *Proxy) Listen(family dataplane.Family, node []netip.Addr) error {
 func (p *Proxy) Serve(family dataplane.Family, name dataplane.ServiceName, s *dataplane.Service) (*dataplane.Service, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at := p.listening[family]
-	if s != nil && at == nil {
+	at, listens := p.listening[family]
+	if s != nil && !listens {
 		return s, fmt.Errorf("%w for %s", ErrNotListening, family)
 	}
 	id := serviceID{name, family}
@@ -213,18 +185,15 @@ func (p *Proxy) Serve(family dataplane.Family, name dataplane.ServiceName, s *da
 }
 
 // redirect replaces the endpoints of a port by the proxy's listeners.
-func (p *Proxy) redirect(d *dataplane.Port, served *port, at *listening) error {
+func (p *Proxy) redirect(d *dataplane.Port, served *port, at netip.Addr) error {
 	listeners, all := [policies][]netip.AddrPort{}, []netip.AddrPort(nil)
 	for i, endpoints := range [policies][]netip.AddrPort{cluster: d.Cluster, local: d.Local} {
 		if len(endpoints) == 0 {
 			continue // the kernel rejects or drops connections
 		}
-		listener := at.tcp[i]
-		if d.Protocol == v1alpha1.ProtocolUDP {
-			var err error
-			if listener, err = p.listenUDP(served, policy(i), at.address); err != nil {
-				return err
-			}
+		listener, err := p.listen(served, policy(i), at)
+		if err != nil {
+			return err
 		}
 		listeners[i], all = []netip.AddrPort{listener}, append(all, listener)
 	}
@@ -235,14 +204,16 @@ func (p *Proxy) redirect(d *dataplane.Port, served *port, at *listening) error {
 	return nil
 }
 
-// listenUDP returns where the datagrams of a port arrive, at an address of the node.
-func (p *Proxy) listenUDP(at *port, by policy, address netip.Addr) (netip.AddrPort, error) {
+// listen returns where the kernel redirects what is for a port, at an address of the node. Ports do not share
+// one: the kernel takes a client's connections to two Services for the same one if they have the same source
+// port, and delays or drops the second one while the first is in TIME_WAIT.
+func (p *Proxy) listen(at *port, by policy, address netip.Addr) (netip.AddrPort, error) {
 	if at.sockets[by].Addr() == address {
 		return at.sockets[by], nil
 	}
-	bound, end, err := p.engine.listenUDP(at, by, address)
+	bound, end, err := p.engine.listen(at, by, address)
 	if err != nil {
-		return netip.AddrPort{}, err
+		return netip.AddrPort{}, fmt.Errorf("listen at %s: %w", address, err)
 	}
 	if former := at.ends[by]; former != nil {
 		of := serviceID{at.id.service, at.id.family}

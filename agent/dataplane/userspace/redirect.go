@@ -102,9 +102,6 @@ func (d *Dataplane) settle(result *dataplane.Result) {
 		}
 		d.gone.Delete(name)
 	}
-	if former.Len() > 0 { // listeners are of all
-		former.Insert(dataplane.ServiceName{})
-	}
 	d.proxy.Settle(d.family, former)
 }
 

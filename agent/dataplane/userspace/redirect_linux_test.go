@@ -3,6 +3,7 @@ package userspace
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -84,8 +85,12 @@ func (p *plane) proxied(name string) bool {
 	if s == nil {
 		p.Fatalf("the kernel has no Service %s", name)
 	}
-	at := p.host.listening[dataplane.IPv4]
-	return at != nil && slices.Equal(s.Ports[0].Cluster, at.tcp[cluster:cluster+1])
+	for _, served := range p.host.table.all() {
+		if served.id.service == s.Name && slices.Equal(s.Ports[0].Cluster, served.sockets[cluster:cluster+1]) {
+			return true
+		}
+	}
+	return false
 }
 
 func inUserspace(endpoints ...netip.AddrPort) *dataplane.Service {
@@ -126,6 +131,43 @@ func TestSingleServices(t *testing.T) {
 	p.set("proxied", nil)
 	if p.apply(); len(p.host.table.all()) != 0 || slices.Contains(p.kernel.Services(), "default/proxied") {
 		t.Error("something is left")
+	}
+}
+
+// Ports that shared a listener would delay a client's second connection that has the same source port.
+func TestOwnListeners(t *testing.T) {
+	p := newPlane(t)
+	var all []netip.AddrPort
+	for i, name := range []string{"a", "b"} {
+		s := inUserspace(addresses(2)...)
+		s.ClusterIP = netip.AddrFrom4([4]byte{10, 96, 0, byte(i + 1)})
+		s.Ports = append(s.Ports, s.Ports[0])
+		s.Ports[1].Port, s.Ports[1].Local = 81, addresses(1)
+		p.set(name, s)
+		p.apply()
+		for _, port := range p.kernel.Service("default", name).Ports {
+			all = append(all, slices.Concat(port.Cluster, port.Local)...)
+		}
+	}
+	if len(slices.Compact(slices.SortedFunc(slices.Values(all), netip.AddrPort.Compare))) != 6 {
+		t.Errorf("listeners of two ports, one of them with policy Local, of two Services: %v", all)
+	}
+	accepts := func(at netip.AddrPort) bool {
+		c, err := net.Dial("tcp", at.String())
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	}
+	for _, at := range all {
+		if !accepts(at) {
+			t.Errorf("none listens at %s", at)
+		}
+	}
+	p.set("a", nil)
+	p.apply()
+	for i, at := range all {
+		until(t, at.String()+" listens", func() bool { return accepts(at) == (i >= 3) })
 	}
 }
 

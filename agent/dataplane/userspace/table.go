@@ -29,7 +29,7 @@ type port struct {
 	// open is how many connections, or UDP clients, it has, used whether it has ever had one.
 	open limited
 	used atomic.Bool
-	// sockets are where datagrams arrive, by policy, and ends close them; zero: nowhere. The Proxy's
+	// sockets are where what is for it arrives, by policy, and ends close them; zero: nowhere. The Proxy's
 	// lock guards them.
 	sockets [policies]netip.AddrPort
 	ends    [policies]func()
