@@ -30,8 +30,13 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/controllers/watches"
 )
 
-// statusInterval is the least time between two passes over the whole cluster.
-const statusInterval = time.Second
+const (
+	// passInterval is the least time between two passes over the whole cluster.
+	passInterval = time.Second
+	// countsInterval is the least time between two writes if only counts and texts differ: each is sent to all
+	// agents, and in a rollout something differs all the time.
+	countsInterval = 10 * time.Second
+)
 
 // Reconciler writes the status of NodeProxy: the inventory, unrendered Services, and what the nodes
 // report. It runs once at a time; the cache is synced before it starts.
@@ -46,7 +51,7 @@ type Reconciler struct {
 	Version   string
 	Namespace string // of the agents' DaemonSet
 
-	lastPass time.Time
+	lastPass, lastWrite time.Time
 	// unsettled are the Services of which it is not known yet in this term whether they are
 	// unrendered. nil before the first term.
 	unsettled map[types.NamespacedName]bool
@@ -100,7 +105,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	if err != nil || np == nil {
 		return ctrl.Result{}, err
 	}
-	if wait := statusInterval - r.Clock.Since(r.lastPass); wait > 0 {
+	if wait := passInterval - r.Clock.Since(r.lastPass); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	r.lastPass = r.Clock.Now()
@@ -112,14 +117,31 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		r.Metrics.Skip(metrics.KindSummary)
 		return ctrl.Result{RequeueAfter: next}, nil
 	}
+	if wait := countsInterval - r.Clock.Since(r.lastWrite); wait > 0 && sameButCounts(&np.Status, status) {
+		return ctrl.Result{RequeueAfter: retry.Sooner(next, wait)}, nil
+	}
 	changed := np.DeepCopy()
 	changed.Status = *status
 	if err := r.Client.Status().Update(ctx, changed); err != nil {
 		return retry.IgnoreRace(fmt.Errorf("update the status of NodeProxy: %w", err))
 	}
+	r.lastWrite = r.Clock.Now()
 	r.Metrics.Wrote(metrics.KindSummary, metrics.OpUpdate)
 	r.recordTransitions(np, changed)
 	return ctrl.Result{RequeueAfter: next}, nil
+}
+
+// sameButCounts reports whether two statuses differ only in the counts of nodes, and in texts.
+func sameButCounts(a, b *v1alpha1.NodeProxyStatus) bool {
+	rest := func(of *v1alpha1.NodeProxyStatus) *v1alpha1.NodeProxyStatus {
+		s := of.DeepCopy()
+		s.Nodes, s.Unrendered = v1alpha1.NodeCounts{}, nil
+		for i := range s.Conditions {
+			s.Conditions[i].Message = ""
+		}
+		return s
+	}
+	return equality.Semantic.DeepEqual(rest(a), rest(b))
 }
 
 // status computes the status and sets the metrics of nodes. Until unrendered Services and lagging nodes
@@ -178,7 +200,7 @@ func (r *Reconciler) status(ctx context.Context, np *v1alpha1.NodeProxy) (status
 		reports.Set(&status.Conditions, np.Generation, r.Clock.Now(), *agents)
 	}
 	if !complete {
-		next = statusInterval
+		next = passInterval
 	}
 	return status, next, nil
 }
