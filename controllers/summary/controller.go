@@ -33,9 +33,9 @@ import (
 const (
 	// passInterval is the least time between two passes over the whole cluster.
 	passInterval = time.Second
-	// countsInterval is the least time between two writes if only counts and texts differ: each is sent to all
-	// agents, and in a rollout something differs all the time.
-	countsInterval = 10 * time.Second
+	// countsInterval is the least time between two writes for each node, up to longestCounts, if only counts and
+	// messages differ: all agents receive each, and in a rollout something differs all the time.
+	countsInterval, longestCounts = 10 * time.Millisecond, 10 * time.Second
 )
 
 // Reconciler writes the status of NodeProxy: the inventory, unrendered Services, and what the nodes
@@ -117,7 +117,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		r.Metrics.Skip(metrics.KindSummary)
 		return ctrl.Result{RequeueAfter: next}, nil
 	}
-	if wait := countsInterval - r.Clock.Since(r.lastWrite); wait > 0 && sameButCounts(&np.Status, status) {
+	least := min(time.Duration(status.Nodes.Total)*countsInterval, longestCounts)
+	if wait := least - r.Clock.Since(r.lastWrite); wait > 0 && sameButCounts(&np.Status, status) {
 		return ctrl.Result{RequeueAfter: retry.Sooner(next, wait)}, nil
 	}
 	changed := np.DeepCopy()
