@@ -6,7 +6,7 @@
 // that has this mode, and with nodeproxy in mode NFTables.
 //
 //   - main.go, options.go: flags, and the run in User-mode Linux; run.go: one number of Services
-//   - world.go, etcd.go: the objects, written to the API server or etcd; network.go: client and endpoints
+//   - world.go: the objects, written to the API server or etcd; network.go: client and endpoints
 //   - proxy.go: kube-proxy and nodeproxy as they run; machine.go, descriptors.go: what they take
 //   - measure.go, connections.go, firstconnection.go: the measurements
 //   - userspace.go, load.go: those of mode Userspace

@@ -123,7 +123,7 @@ func watchProbe(ctx context.Context, c *cluster.Cluster) (*sightings, error) {
 		list client.ObjectList
 		name string
 	}{
-		{&discoveryv1.EndpointSliceList{}, serviceName(probeIndex) + "-1"},
+		{&discoveryv1.EndpointSliceList{}, stored(probeIndex).Slice(0).Name},
 		{&v1alpha1.ServiceProxyRulesList{}, namespace + "." + serviceName(probeIndex)},
 	} {
 		events, err := with.Watch(ctx, one.list, client.MatchingFields{"metadata.name": one.name})

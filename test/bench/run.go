@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/registry"
 	"github.com/nodeproxy-io/nodeproxy/test/install"
 	"github.com/nodeproxy-io/nodeproxy/test/ipvskernel"
 )
@@ -41,7 +42,7 @@ func measureSize(ctx context.Context, o options, n size, progress *progress) (re
 	}
 	progress.line("%s: starting a control plane and creating the objects", n)
 	c, err := cluster.Start(ctx, cluster.Options{
-		Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(), NoControllers: o.mode != v1alpha1.ModeIPTables,
+		Scheme: scheme, Progress: os.Stderr, Programs: ipvskernel.Programs(), NoControllers: true,
 	})
 	if err != nil {
 		return nil, err
@@ -50,7 +51,7 @@ func measureSize(ctx context.Context, o options, n size, progress *progress) (re
 	defer func() { cancel(); err = errors.Join(err, c.Stop()) }()
 	r := &sizeRun{options: o, cluster: c, kubeProxy: program, progress: progress,
 		nodeproxy: &install.Nodeproxy{Cluster: c, Bin: o.bin, Config: o.config},
-		world:     &world{client: c.Client(), etcd: newEtcd(c), services: n.services, endpoints: n.endpoints, withEndpoints: o.mode == v1alpha1.ModeUserspace}}
+		world:     &world{client: c.Client(), store: registry.NewStore(c), services: n.services, endpoints: n.endpoints, withEndpoints: o.mode == v1alpha1.ModeUserspace}}
 	answer := answerAddress
 	if o.mode == v1alpha1.ModeUserspace {
 		answer = func(conn net.Conn) { go answerRequests(conn) }

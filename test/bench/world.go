@@ -11,8 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/registry"
 )
 
 const (
@@ -25,6 +26,9 @@ const (
 	maxEndpoints = 100
 	// endpointPort is where endpoints answer.
 	endpointPort = 8080
+	// manyServices is from how many on Services are written to etcd: the API server would take 25 minutes to
+	// create 44,000.
+	manyServices = 10_000
 	// endpointRange holds all endpoints; see address.
 	endpointRange = "10.128.0.0/9"
 )
@@ -32,7 +36,7 @@ const (
 // world is the objects that both proxies see.
 type world struct {
 	client    client.Client
-	etcd      *etcd
+	store     *registry.Store
 	services  int
 	endpoints int
 	// withEndpoints has an Endpoints object written beside each EndpointSlice.
@@ -58,9 +62,9 @@ func address(i, number int) string {
 	return fmt.Sprintf("10.%d.%d.%d", 128+n>>16, n>>8&0xff, n&0xff)
 }
 
-// nodeOf spreads endpoints over five hundred nodes, of which the first few
+// nodeNumber spreads endpoints over five hundred nodes, of which the first few
 // exist: a node has room for a hundred pods or so.
-func nodeOf(i, number int) string { return fmt.Sprintf("node-%d", (i+37*number)%500+1) }
+func nodeNumber(i, number int) int { return (i+37*number)%500 + 1 }
 
 // writers write at the same time.
 const writers = 16
@@ -97,7 +101,7 @@ func (w *world) create(ctx context.Context) error {
 	for i := range w.services {
 		send(i)
 	}
-	send(probeIndex) // whose address must not be one of etcd.createService's
+	send(probeIndex) // whose address must not be one of those written to etcd
 	close(work)
 	group.Wait()
 	return context.Cause(ctx)
@@ -116,7 +120,9 @@ func (w *world) createService(ctx context.Context, i int) (string, error) {
 		}
 	}
 	if w.services > manyServices && i != probeIndex {
-		return w.etcd.createService(ctx, i)
+		n := 512 + i // the API server gives out random ones, of which the first are for other purposes
+		ip := fmt.Sprintf("10.96.%d.%d", n>>8, n&0xff)
+		return ip, w.store.Write(ctx, stored(i).Entries(ip, nil))
 	}
 	service := service(i)
 	err := w.client.Create(ctx, service)
@@ -130,17 +136,16 @@ func service(i int) *corev1.Service {
 	}
 }
 
+// stored is the i-th Service. Its UID is another one if the API server has created it, which no program compares.
+func stored(i int) *registry.Service {
+	return &registry.Service{Namespace: namespace, Name: serviceName(i), UID: registry.UID(1, i), TargetPort: endpointPort}
+}
+
 // slice holds the endpoints of a Service. The last of them has another address
 // for each generation.
 func (w *world) slice(i, generation int) *discoveryv1.EndpointSlice {
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: serviceName(i) + "-1",
-			Labels: map[string]string{discoveryv1.LabelServiceName: serviceName(i)},
-		},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: ptr.To[int32](endpointPort), Protocol: ptr.To(corev1.ProtocolTCP)}},
-	}
+	service := stored(i)
+	slice := service.Slice(0)
 	count := w.endpoints
 	if i == probeIndex {
 		count = 1
@@ -150,11 +155,8 @@ func (w *world) slice(i, generation int) *discoveryv1.EndpointSlice {
 		if j == count && generation > 0 {
 			number = movedTo(generation)
 		}
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-			Addresses:  []string{address(i, number)},
-			Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
-			NodeName:   new(nodeOf(i, number)),
-		})
+		node := nodeNumber(i, number)
+		slice.Endpoints = append(slice.Endpoints, service.Endpoint(number, address(i, number), fmt.Sprintf("node-%d", node), fmt.Sprintf("zone-%d", node%3)))
 	}
 	return slice
 }

@@ -8,6 +8,6 @@
 // as raw watches whose bytes are counted, all of them with the Leases and reports that real agents
 // write. kube-proxy's bytes are those of its own watches, in its encoding.
 //
-// world.go makes the cluster's objects, store.go writes them, streams.go counts bytes, agents.go
+// world.go makes the cluster's objects, streams.go counts bytes, agents.go
 // writes what agents write, scenarios.go changes things and report.go prints the two tables.
 package main

@@ -4,17 +4,14 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nodeproxy-io/nodeproxy/test/cluster"
+	"github.com/nodeproxy-io/nodeproxy/test/cluster/registry"
 )
 
 const (
@@ -47,7 +44,7 @@ func (s *service) size() int {
 // goroutine changes it.
 type world struct {
 	client   client.Client
-	store    *store
+	store    *registry.Store
 	nodes    int
 	services []*service
 	next     int // number of the next new endpoint
@@ -57,7 +54,7 @@ type world struct {
 // newWorld returns a world that is not written yet: most Services have 7 endpoints, a tenth has 30
 // and a hundredth 100, on average 10. The probes come first, one for each size.
 func newWorld(c *cluster.Cluster, nodes, services int, probes []int) *world {
-	w := &world{client: c.Client(), store: newStore(c), nodes: nodes, random: rand.New(rand.NewPCG(1, 2))}
+	w := &world{client: c.Client(), store: registry.NewStore(c), nodes: nodes, random: rand.New(rand.NewPCG(1, 2))}
 	number := 0
 	add := func(name string, endpoints int) {
 		s := &service{name: name, index: len(w.services)}
@@ -112,30 +109,27 @@ func (w *world) probe(size int) *service {
 
 // fill writes all objects to etcd.
 func (w *world) fill(ctx context.Context) error {
-	var entries []entry
+	var entries []registry.Entry
 	for i := range w.nodes {
-		entries = append(entries, entry{"/registry/minions/" + nodeName(i), node(i)})
+		entries = append(entries, registry.Entry{Key: "/registry/minions/" + nodeName(i), Object: node(i)})
 	}
 	for _, s := range w.services {
 		entries = append(entries, w.entriesOf(s)...)
 	}
-	return w.store.write(ctx, entries)
+	return w.store.Write(ctx, entries)
 }
 
-func (w *world) entriesOf(s *service) []entry {
-	object := serviceObject(s)
-	out := []entry{
-		{"/registry/ipaddresses/" + object.Spec.ClusterIP, addressObject(object)},
-		{"/registry/services/specs/" + namespace + "/" + s.name, object},
-	}
+func (w *world) entriesOf(s *service) []registry.Entry {
+	n := 4096 + s.index
+	out := s.object().Entries(fmt.Sprintf("10.96.%d.%d", n>>8, n&0xff), map[string]string{"app": s.name})
 	for i := range s.slices {
 		slice := w.slice(s, i)
-		slice.UID, slice.CreationTimestamp, slice.Generation = uid(3, s.index*10_000+i), metav1.Now(), 1
+		slice.UID, slice.CreationTimestamp, slice.Generation = registry.UID(3, s.index*10_000+i), metav1.Now(), 1
 		slice.ManagedFields = []metav1.ManagedFieldsEntry{{
 			Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "discovery.k8s.io/v1",
 			Time: new(metav1.Now()), FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fieldsOfSlice),
 		}}
-		out = append(out, entry{"/registry/endpointslices/" + namespace + "/" + slice.Name, slice})
+		out = append(out, registry.Entry{Key: "/registry/endpointslices/" + namespace + "/" + slice.Name, Object: slice})
 	}
 	return out
 }
@@ -156,7 +150,7 @@ func (w *world) add(ctx context.Context, name string, endpoints int) (*service, 
 		s.slices = append(s.slices, slice)
 	}
 	w.services = append(w.services, s)
-	return s, w.store.write(ctx, w.entriesOf(s))
+	return s, w.store.Write(ctx, w.entriesOf(s))
 }
 
 func (w *world) fresh() int {
@@ -220,16 +214,12 @@ func address(number int) string {
 	return fmt.Sprintf("10.%d.%d.%d", number>>16, number>>8&0xff, number&0xff)
 }
 
-func uid(kind, i int) types.UID {
-	return types.UID(fmt.Sprintf("00000000-0000-4000-800%d-%012d", kind, i))
-}
-
 func node(i int) *corev1.Node {
 	cidr := fmt.Sprintf("172.%d.%d.0/24", 32+i>>8, i&0xff)
 	return &corev1.Node{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 		ObjectMeta: metav1.ObjectMeta{
-			Name: nodeName(i), UID: uid(0, i), CreationTimestamp: metav1.Now(),
+			Name: nodeName(i), UID: registry.UID(0, i), CreationTimestamp: metav1.Now(),
 			Labels: map[string]string{corev1.LabelOSStable: "linux", corev1.LabelHostname: nodeName(i), corev1.LabelTopologyZone: zoneOf(i)},
 		},
 		Spec: corev1.NodeSpec{PodCIDR: cidr, PodCIDRs: []string{cidr}},
@@ -241,52 +231,12 @@ func node(i int) *corev1.Node {
 
 func zoneOf(node int) string { return fmt.Sprintf("zone-%d", node%zones) }
 
-func serviceObject(s *service) *corev1.Service {
-	n := 4096 + s.index
-	ip := fmt.Sprintf("10.96.%d.%d", n>>8, n&0xff)
-	return &corev1.Service{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: s.name, UID: uid(1, s.index), CreationTimestamp: metav1.Now()},
-		Spec: corev1.ServiceSpec{
-			Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip},
-			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, IPFamilyPolicy: new(corev1.IPFamilyPolicySingleStack),
-			SessionAffinity: corev1.ServiceAffinityNone, InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyCluster),
-			Selector: map[string]string{"app": s.name},
-			Ports:    []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(8080)}},
-		},
-	}
+func (s *service) object() *registry.Service {
+	return &registry.Service{Namespace: namespace, Name: s.name, UID: registry.UID(1, s.index), TargetPort: 8080}
 }
 
-// addressObject records that a cluster IP is in use.
-func addressObject(s *corev1.Service) *networkingv1.IPAddress {
-	return &networkingv1.IPAddress{
-		TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "IPAddress"},
-		ObjectMeta: metav1.ObjectMeta{
-			Name: s.Spec.ClusterIP, UID: types.UID("ip-" + string(s.UID)), CreationTimestamp: metav1.Now(),
-			Labels: map[string]string{networkingv1.LabelIPAddressFamily: string(corev1.IPv4Protocol), networkingv1.LabelManagedBy: "ipallocator.k8s.io"},
-		},
-		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "services", Namespace: s.Namespace, Name: s.Name}},
-	}
-}
-
-// slice is an EndpointSlice with all that the EndpointSlice controller writes for pods of a
-// ReplicaSet.
 func (w *world) slice(s *service, i int) *discoveryv1.EndpointSlice {
-	out := &discoveryv1.EndpointSlice{
-		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: fmt.Sprintf("%s-%05x", s.name, i), GenerateName: s.name + "-",
-			Labels: map[string]string{
-				discoveryv1.LabelServiceName: s.name, discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io",
-			},
-			Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339)},
-			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: "v1", Kind: "Service", Name: s.name, UID: uid(1, s.index), Controller: new(true), BlockOwnerDeletion: new(true),
-			}},
-		},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
-	}
+	out := s.object().Slice(i)
 	for _, number := range s.slices[i] {
 		out.Endpoints = append(out.Endpoints, w.endpoint(s, number))
 	}
@@ -298,10 +248,5 @@ func (w *world) slice(s *service, i int) *discoveryv1.EndpointSlice {
 
 func (w *world) endpoint(s *service, number int) discoveryv1.Endpoint {
 	n := w.nodeOf(number)
-	return discoveryv1.Endpoint{
-		Addresses:  []string{address(number)},
-		Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
-		TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: namespace, Name: fmt.Sprintf("%s-7d9f8b6c5-%05x", s.name, number), UID: uid(4, number)},
-		NodeName:   new(nodeName(n)), Zone: new(zoneOf(n)),
-	}
+	return s.object().Endpoint(number, address(number), nodeName(n), zoneOf(n))
 }

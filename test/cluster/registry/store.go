@@ -1,4 +1,4 @@
-package main
+package registry
 
 import (
 	"bytes"
@@ -26,24 +26,29 @@ const (
 	writers = 4
 )
 
-// entry is an object in etcd.
-type entry struct {
-	key    string
-	object runtime.Object // with its kind
+// Entry is an object in etcd.
+type Entry struct {
+	Key    string
+	Object runtime.Object // with its kind
 }
 
-// store writes objects to etcd, in the API server's encoding. Through the API server, thousands of
-// Services would take minutes.
-type store struct {
+// Store writes objects to etcd, in the API server's encoding, whose watches bring it what is new there. Through
+// the API server, thousands of Services would take minutes: for each, it lists all cluster IPs in use.
+type Store struct {
 	client  *http.Client
 	encoder runtime.Encoder
 }
 
-func newStore(c *cluster.Cluster) *store {
+// NewStore returns the Store of a cluster.
+func NewStore(c *cluster.Cluster) *Store {
 	transport := c.ControlPlane().Transport()
 	transport.DisableKeepAlives = false
 	transport.MaxIdleConnsPerHost = writers
-	return &store{
+	return newStore(transport)
+}
+
+func newStore(transport http.RoundTripper) *Store {
+	return &Store{
 		client:  &http.Client{Transport: transport, Timeout: time.Minute},
 		encoder: protobuf.NewSerializer(scheme.Scheme, scheme.Scheme),
 	}
@@ -57,8 +62,8 @@ type operation struct {
 	} `json:"requestPut"`
 }
 
-// write writes all entries, in as few transactions as possible.
-func (s *store) write(ctx context.Context, entries []entry) error {
+// Write writes all entries, in as few transactions as possible.
+func (s *Store) Write(ctx context.Context, entries []Entry) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	transactions := make(chan []operation)
@@ -82,7 +87,7 @@ func (s *store) write(ctx context.Context, entries []entry) error {
 }
 
 // batch encodes entries and groups them into transactions.
-func (s *store) batch(ctx context.Context, entries []entry, out chan<- []operation) error {
+func (s *Store) batch(ctx context.Context, entries []Entry, out chan<- []operation) error {
 	var transaction []operation
 	size := 0
 	flush := func() {
@@ -97,14 +102,14 @@ func (s *store) batch(ctx context.Context, entries []entry, out chan<- []operati
 	}
 	for _, e := range entries {
 		var value bytes.Buffer
-		if err := s.encoder.Encode(e.object, &value); err != nil {
-			return fmt.Errorf("encoding %s: %w", e.key, err)
+		if err := s.encoder.Encode(e.Object, &value); err != nil {
+			return fmt.Errorf("encoding %s: %w", e.Key, err)
 		}
 		if len(transaction) == maxOperations || size+value.Len() > maxTransactionBytes {
 			flush()
 		}
 		var o operation
-		o.Put.Key, o.Put.Value = []byte(e.key), value.Bytes()
+		o.Put.Key, o.Put.Value = []byte(e.Key), value.Bytes()
 		transaction = append(transaction, o)
 		size += value.Len()
 	}
@@ -112,7 +117,7 @@ func (s *store) batch(ctx context.Context, entries []entry, out chan<- []operati
 	return nil
 }
 
-func (s *store) commit(ctx context.Context, transaction []operation) error {
+func (s *Store) commit(ctx context.Context, transaction []operation) error {
 	body, err := json.Marshal(map[string]any{"success": transaction})
 	if err != nil {
 		return err
