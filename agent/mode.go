@@ -9,6 +9,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/modes"
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -161,7 +162,7 @@ func (a *Agent) probeModes(ctx context.Context) {
 			done = false
 			continue
 		}
-		out = append(out, v1alpha1.ModeSupport{Mode: d.Mode, Lacks: wording.Clip(v.Lacks, maxLacks)})
+		out = append(out, v1alpha1.ModeSupport{Mode: d.Mode, Lacks: text.Truncate(v.Lacks, maxLacks)})
 	}
 	a.mu.Lock()
 	wait := min(max(2*a.probe.wait, probePause), longestProbePause)

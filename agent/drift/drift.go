@@ -222,7 +222,7 @@ func (f *familyDrift) report(examples []string) {
 	}
 	f.example = ""
 	if len(examples) > 0 {
-		f.example = wording.Clip(text.Clause(examples[0]), wording.MaxExample)
+		f.example = text.Truncate(text.Clause(examples[0]), wording.MaxExample)
 	}
 	f.summary = fmt.Sprintf("repaired at least %d times since %s", times, f.rowStart.UTC().Format(time.RFC3339))
 }

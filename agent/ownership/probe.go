@@ -18,7 +18,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/sockets"
-	"github.com/nodeproxy-io/nodeproxy/agent/wording"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 )
 
 const (
@@ -96,7 +96,7 @@ func modeAt(address netip.AddrPort) endpoint {
 		if mode == "" {
 			mode = "unknown"
 		}
-		return fmt.Sprintf("%s answers %q", e.url(), wording.Clip(mode, 64))
+		return fmt.Sprintf("%s answers %q", e.url(), text.Truncate(mode, 64))
 	}
 	return e
 }

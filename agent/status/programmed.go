@@ -156,7 +156,7 @@ func RestoredMessage(s *desired.Snapshot) string {
 		how = "the node has restarted since, so endpoints on this node are left out and health checks answer 503"
 	}
 	return fmt.Sprintf("%s could not be read from the API since the agent started (%s): until the API answers, the node uses the checkpoint on its disk, written %s: %s",
-		what, wording.Clip(text.Clause(s.Restored.Why), wording.MaxExample), s.Restored.Written.UTC().Format(time.RFC3339), how)
+		what, text.Truncate(text.Clause(s.Restored.Why), wording.MaxExample), s.Restored.Written.UTC().Format(time.RFC3339), how)
 }
 
 // retainedMessage returns why rules are retained and what to do, in one sentence: restrictions may

@@ -14,6 +14,7 @@ import (
 	"github.com/nodeproxy-io/nodeproxy/agent/desired"
 	"github.com/nodeproxy-io/nodeproxy/agent/drift"
 	"github.com/nodeproxy-io/nodeproxy/agent/wording"
+	"github.com/nodeproxy-io/nodeproxy/api/text"
 	"github.com/nodeproxy-io/nodeproxy/api/v1alpha1"
 )
 
@@ -111,7 +112,7 @@ func Build(s desired.Snapshot, f Facts, former []metav1.Condition) v1alpha1.Node
 			return
 		}
 		out := metav1.Condition{
-			Type: c.Type, Status: c.Status, Reason: c.Reason, Message: wording.Clip(ended(c.Message), maxMessage),
+			Type: c.Type, Status: c.Status, Reason: c.Reason, Message: text.Truncate(ended(c.Message), maxMessage),
 			ObservedGeneration: status.ObservedGeneration, LastTransitionTime: Seconds(s.Now),
 		}
 		if old := meta.FindStatusCondition(former, c.Type); old != nil && old.Status == c.Status {

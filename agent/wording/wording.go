@@ -2,7 +2,6 @@ package wording
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/api/text"
@@ -11,19 +10,11 @@ import (
 // MaxExample bounds one example, in bytes.
 const MaxExample = 256
 
-// Clip shortens a text to n bytes and replaces invalid UTF-8, which JSON cannot represent.
-func Clip(s string, n int) string {
-	if len(s) > n {
-		s = s[:n-3] + "..."
-	}
-	return strings.ToValidUTF8(s, "?")
-}
-
 // Examples returns the first examples of a list, each of bounded length.
 func Examples(list []string) []string {
 	list = slices.Clone(list[:min(len(list), dataplane.MaxExamples)])
 	for i := range list {
-		list[i] = Clip(list[i], MaxExample)
+		list[i] = text.Truncate(list[i], MaxExample)
 	}
 	return list
 }

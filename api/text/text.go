@@ -18,8 +18,10 @@ const (
 	MaxExampleMessage = 400
 )
 
-// Truncate shortens a text to a number of bytes without breaking a character.
+// Truncate shortens a text to a number of bytes without breaking a character, and replaces invalid UTF-8, which
+// JSON cannot represent.
 func Truncate(s string, bytes int) string {
+	s = strings.ToValidUTF8(s, "?")
 	if len(s) <= bytes {
 		return s
 	}
@@ -28,7 +30,7 @@ func Truncate(s string, bytes int) string {
 	for cut > 0 && !utf8.RuneStart(s[cut]) {
 		cut--
 	}
-	return strings.ToValidUTF8(s[:cut], "") + mark
+	return s[:cut] + mark
 }
 
 // Sentence ends a text, which may quote another program, with one full stop.

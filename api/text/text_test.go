@@ -33,3 +33,17 @@ func TestCountOf(t *testing.T) {
 		}
 	}
 }
+
+func TestTruncate(t *testing.T) {
+	for _, tt := range []struct {
+		text  string
+		bytes int
+		want  string
+	}{
+		{"enough", 6, "enough"}, {"too long", 7, "too ..."}, {"äöü", 5, "ä..."}, {"äöü", 6, "äöü"}, {"a\xff\xfeb", 10, "a?b"}, {"", 3, ""},
+	} {
+		if got := Truncate(tt.text, tt.bytes); got != tt.want {
+			t.Errorf("%q in %d bytes is %q, want %q", tt.text, tt.bytes, got, tt.want)
+		}
+	}
+}
