@@ -185,6 +185,32 @@ func TestValues(t *testing.T) {
 	}
 }
 
+// TestQuickstarts renders the chart by each helm install of docs/quickstart.md.
+func TestQuickstarts(t *testing.T) {
+	text, err := os.ReadFile(path("docs", "quickstart.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const install = "helm install nodeproxy dist/nodeproxy-0.1.0.tgz "
+	commands := strings.Split(strings.ReplaceAll(string(text), "\\\n", ""), install)[1:]
+	if len(commands) < 4 {
+		t.Errorf("only %d quickstarts", len(commands))
+	}
+	for _, command := range commands {
+		line, _, _ := strings.Cut(command, "\n")
+		rendered := template(t, strings.Fields(line)...)
+		np, create := rendered["NodeProxy.nodeproxy.io /cluster"], !strings.Contains(line, "nodeProxy.create=false")
+		mode, _, _ := unstructured.NestedString(np, "spec", "settings", "detectLocal", "mode")
+		if create != (np != nil) || create && !strings.Contains(line, "detectLocal.mode="+mode) {
+			t.Errorf("%s: %v", line, np)
+		}
+		ranges, _, _ := unstructured.NestedStringSlice(np, "spec", "settings", "detectLocal", "clusterCIDRs")
+		if (mode == "ClusterCIDR") != (len(ranges) == 1 && strings.Contains(line, "{"+ranges[0]+"}")) {
+			t.Errorf("%s: ranges %q", line, ranges)
+		}
+	}
+}
+
 // TestOwnNamespace stores the release in nodeproxy's namespace, which Helm has created then.
 func TestOwnNamespace(t *testing.T) {
 	const namespace = "Namespace /nodeproxy-system"

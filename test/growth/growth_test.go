@@ -11,14 +11,20 @@ func TestCompare(t *testing.T) {
 	}); many > most*few {
 		t.Errorf("a loop takes %v, ten times as many rounds %v", few, many)
 	}
-	if few, many := compare(1000, 10_000, func(n int) {
-		for i := range n {
-			for j := range n {
-				sum += i ^ j
+	for round := range rounds { // a machine that was slow for the small one hides it
+		few, many := compare(1000, 10_000, func(n int) {
+			for i := range n {
+				for j := range n {
+					sum += i ^ j
+				}
 			}
+		})
+		if many > most*few {
+			break
 		}
-	}); many <= most*few {
-		t.Errorf("a loop within a loop takes %v, ten times as many rounds of both %v (%d)", few, many, sum)
+		if round == rounds-1 {
+			t.Errorf("a loop within a loop takes %v, ten times as many rounds of both %v (%d)", few, many, sum)
+		}
 	}
 }
 
