@@ -22,7 +22,8 @@ type Result struct {
 	// alone.
 	Suspected map[ServiceName]struct{}
 	// Unfinished are all Services of which this call or an earlier one has left a part for a later
-	// Apply with them in Dirty: see Ruleset.Pause. Their packets meet complete former or desired rules.
+	// Apply with them in Dirty: see Ruleset.Pause. Their packets meet former or desired
+	// rules, in mode IPVS with endpoints of both.
 	Unfinished map[ServiceName]struct{}
 	// Warnings are failures besides the rules of Services, human-readable, with what to do.
 	// At most MaxExamples.

@@ -132,7 +132,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// sameButCounts reports whether two statuses differ only in the counts of nodes, and in texts.
+// sameButCounts reports whether two statuses differ only in counts of nodes, messages, and the Services that
+// are named as unrendered.
 func sameButCounts(a, b *v1alpha1.NodeProxyStatus) bool {
 	rest := func(of *v1alpha1.NodeProxyStatus) *v1alpha1.NodeProxyStatus {
 		s := of.DeepCopy()

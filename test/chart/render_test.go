@@ -201,7 +201,7 @@ func TestQuickstarts(t *testing.T) {
 		rendered := template(t, strings.Fields(line)...)
 		np, create := rendered["NodeProxy.nodeproxy.io /cluster"], !strings.Contains(line, "nodeProxy.create=false")
 		mode, _, _ := unstructured.NestedString(np, "spec", "settings", "detectLocal", "mode")
-		if create != (np != nil) || create && !strings.Contains(line, "detectLocal.mode="+mode) {
+		if create != (np != nil) || create && !slices.Contains(strings.Fields(line), "nodeProxy.spec.settings.detectLocal.mode="+mode) {
 			t.Errorf("%s: %v", line, np)
 		}
 		ranges, _, _ := unstructured.NestedStringSlice(np, "spec", "settings", "detectLocal", "clusterCIDRs")

@@ -137,6 +137,9 @@ func (r *rig) rows(to *table, chosen *regexp.Regexp, attacks []attack) {
 			out.repeated = true
 			to.add(out)
 			r.clear(a.name)
+			if err := install.Until(r.Context(), patience, r.removed); err != nil {
+				r.Fatalf("%s: %v", a.name, err)
+			}
 			to.add(r.watch(quiet, "", quietTime, nil))
 			out = watch()
 		}
@@ -216,6 +219,21 @@ func (r *rig) cleared(ctx context.Context) error {
 		}
 	}
 	return r.programmed(ctx)
+}
+
+// removed returns nil once no node has rules of the attacker. Nodes report Programmed before: what is large waits
+// for its turn.
+func (r *rig) removed(ctx context.Context) error {
+	for _, node := range r.cluster.Nodes() {
+		rules, err := node.Exec(ctx, "iptables-save", "-t", "nat")
+		if err != nil {
+			return err
+		}
+		if strings.Contains(rules, attacker+"/") {
+			return fmt.Errorf("%s still has rules of the attacker", node.Name())
+		}
+	}
+	return nil
 }
 
 // everything adds the row of all attacks at once but the heavy ones, each of which takes the controller or a

@@ -18,24 +18,31 @@ import (
 type partialPass struct {
 	*Dataplane
 	config *config // of the plans
-	pause  func() bool
 	plans  map[dataplane.ServiceName]*servicePlan
 	// delta is what the plans need more than the actual plans of the same Services.
 	delta needs
 	diff  diff
 	// contest has the plans after conflicts are resolved.
 	contest *resolved
+	// pause and large are the writer's.
+	pause func() bool
+	large map[dataplane.ServiceName]struct{}
 }
 
 // newPartial plans some Services. The error wraps engine.ErrFull if that takes a full pass.
 func (d *Dataplane) newPartial(r *dataplane.Ruleset, names []dataplane.ServiceName, all bool) (*partialPass, error) {
-	p := &partialPass{Dataplane: d, config: d.actual.config, pause: r.Pause, plans: map[dataplane.ServiceName]*servicePlan{}, delta: newNeeds()}
+	p := &partialPass{Dataplane: d, config: d.actual.config, plans: map[dataplane.ServiceName]*servicePlan{}, delta: newNeeds()}
 	if all {
 		p.config = d.next
+	} else {
+		p.pause, p.large = r.Pause, map[dataplane.ServiceName]struct{}{}
 	}
 	set := make(map[dataplane.ServiceName]struct{}, len(names))
 	for _, name := range names {
 		set[name] = struct{}{}
+		if _, dirty := r.Dirty[name]; dirty && p.pause != nil && isLarge(r.Services[name], d.actual.services[name]) {
+			p.large[name] = struct{}{} // the agent has it in Dirty again
+		}
 	}
 	known, err := p.plan(r, set)
 	switch {
@@ -261,10 +268,14 @@ func changes[K comparable](actual, delta map[K]int) (added, removed []K) {
 // Services.
 func (p *partialPass) run(ctx context.Context) (int, error) {
 	w := &writer{
-		Dataplane: p.Dataplane, ctx: ctx, diff: &p.diff, pause: p.pause,
+		Dataplane: p.Dataplane, ctx: ctx, diff: &p.diff, large: p.large,
 		changed: map[dataplane.ServiceName]struct{}{}, unfinished: map[dataplane.ServiceName]struct{}{},
 	}
 	sets := p.setChanges()
+	// The others' entries depend on the real servers, such as those that block clients.
+	if loopBack := p.config.set(setLoopBack); !slices.ContainsFunc(sets.late, func(c SetChange) bool { return c.Name != loopBack }) {
+		w.pause = p.pause
+	}
 	union, after, grows, shrinks := p.fixedRules()
 	steps := []func() error{
 		func() error { return w.makeServers(p.isBound) },
@@ -289,6 +300,10 @@ func (p *partialPass) run(ctx context.Context) (int, error) {
 	p.commit()
 	if len(w.unfinished) > 0 {
 		p.engine.Leave(slices.Collect(maps.Keys(w.unfinished)), nil, nil)
+		maps.DeleteFunc(w.changed, func(name dataplane.ServiceName, _ struct{}) bool {
+			_, unfinished := w.unfinished[name]
+			return unfinished
+		})
 	}
 	p.watched.change(p.diff.bind, p.diff.unbind, w.come-len(p.diff.extra))
 	switch {

@@ -5,12 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane"
 	"github.com/nodeproxy-io/nodeproxy/agent/dataplane/fixedrules"
@@ -127,20 +124,22 @@ type writer struct {
 	stuck []string
 	// writes counts virtual and real servers.
 	writes int
-	// pause is Ruleset.Pause; nil in a full pass. Paused: real servers of unfinished Services are
-	// left for a later Apply. Reals counts the others.
-	pause      func() bool
+	// pause is Ruleset.Pause, or nil if nothing may be left; large are the Services of which real
+	// servers may be.
+	pause func() bool
+	large map[dataplane.ServiceName]struct{}
+	// paused: real servers of unfinished Services are left for a later Apply. Reals counts the others.
 	paused     bool
 	reals      int
 	unfinished map[dataplane.ServiceName]struct{}
 }
 
 const (
-	// leastReals is the number of real servers that an Apply writes before it pauses: a few milliseconds.
+	// leastReals is how many real servers an Apply adds before it may pause: a few milliseconds.
 	leastReals = 256
-	// leastPerServer is how many of them each virtual server gets all the same, so that few do not have
-	// to answer for all.
-	leastPerServer = 16
+	// leastPerServer is how many each virtual server has all the same: without any it rejects
+	// connections.
+	leastPerServer = 2
 )
 
 // wrote reports progress now and then, given that a virtual or real server was written.
@@ -150,30 +149,28 @@ func (w *writer) wrote() {
 	}
 }
 
-// pauses reports whether real servers are left for a later Apply. It is called before each is written.
-func (w *writer) pauses() bool {
-	if w.reals++; w.pause != nil && w.reals > leastReals && w.reals%64 == 0 {
+// pauses reports whether the real servers of a Service that are not written yet are left for a later
+// Apply. It is called before each is added.
+func (w *writer) pauses(owner dataplane.ServiceName) bool {
+	if w.pause == nil {
+		return false
+	}
+	if w.reals++; w.reals > leastReals && w.reals%64 == 0 {
 		w.paused = w.paused || w.pause()
 	}
-	return w.paused
+	_, large := w.large[owner]
+	return w.paused && large
 }
 
-// former returns the real servers that a virtual server had by the last Apply.
-func (w *writer) former(k Key) []netip.AddrPort {
-	if w.actual == nil { // a full pass
-		return nil
+// leave makes the plan of a virtual server what the kernel has after it has got some real servers. The
+// former ones stay until all new ones are there.
+func (w *writer) leave(d *serverDiff, got []netip.AddrPort) {
+	reals := slices.Clone(got)
+	if actual, found := w.actual.needs.servers[d.Key]; found {
+		reals = append(reals, actual.reals...)
 	}
-	if server, found := w.actual.needs.servers[k]; found {
-		return server.reals
-	}
-	return nil
-}
-
-// leave makes the plan of a virtual server what the kernel has: real servers came, and others are gone.
-// Former ones go last, so that there is always one that can answer.
-func (w *writer) leave(d *serverDiff, came, gone []netip.AddrPort) {
-	reals := sets.New(came...).Insert(w.former(d.Key)...)
-	d.reals = slices.SortedFunc(maps.Keys(reals.Delete(gone...)), netip.AddrPort.Compare)
+	slices.SortFunc(reals, netip.AddrPort.Compare)
+	d.reals = reals
 	w.unfinished[d.owner] = struct{}{}
 }
 
@@ -263,11 +260,9 @@ func (w *writer) eachServer(write func(*serverDiff) error) error {
 		}
 		w.changed[d.owner] = struct{}{}
 	}
-	maps.DeleteFunc(w.changed, func(name dataplane.ServiceName, _ struct{}) bool {
-		_, failed := w.failed[name]
-		_, unfinished := w.unfinished[name]
-		return failed || unfinished
-	})
+	for name := range w.failed {
+		delete(w.changed, name)
+	}
 	return nil
 }
 
@@ -285,10 +280,10 @@ func (w *writer) writeServer(d *serverDiff) error {
 			return err
 		}
 	}
-	former := w.former(d.Key)
+	has := len(d.reals) - len(d.add)
 	for i, real := range d.add {
-		if w.pauses() && len(former)+i >= leastPerServer {
-			w.leave(d, d.add[:i], nil)
+		if w.pauses(d.owner) && has+i >= leastPerServer {
+			w.leave(d, d.add[:i])
 			return nil
 		}
 		if err := w.kernel.AddReal(d.Key, real, 1); err != nil {
@@ -303,11 +298,7 @@ func (w *writer) writeServer(d *serverDiff) error {
 		w.draining.end(d.Key, real)
 		w.wrote()
 	}
-	dropped, err := w.drop(d.Key, d.drop)
-	if err == nil && dropped < len(d.drop) {
-		w.leave(d, slices.Concat(d.add, d.reweigh), d.drop[:dropped])
-	}
-	return err
+	return w.drop(d.Key, d.drop)
 }
 
 func (w *writer) addServer(d *serverDiff) error {
@@ -353,40 +344,36 @@ func (w *writer) giveBack(k Key) {
 	}
 }
 
-// drop deletes real servers, or lets them drain if they have connections, and returns for how many it
-// has. Only TCP drains: UDP has no end of a connection, and clients of SCTP change their path
-// themselves.
-func (w *writer) drop(k Key, reals []netip.AddrPort) (int, error) {
+// drop deletes real servers, or lets them drain if they have connections. Only TCP drains:
+// UDP has no end of a connection, and clients of SCTP change their path themselves.
+func (w *writer) drop(k Key, reals []netip.AddrPort) error {
 	if len(reals) == 0 {
-		return 0, nil
+		return nil
 	}
 	var have map[netip.AddrPort]Real
 	if k.Protocol == v1alpha1.ProtocolTCP {
 		var err error
 		if have, err = w.kernel.Reals(k); err != nil {
-			return 0, err
+			return err
 		}
 	}
-	for i, real := range reals {
-		if w.pauses() {
-			return i, nil
-		}
+	for _, real := range reals {
 		w.wrote()
 		if have[real].connections() == 0 {
 			if err := w.kernel.DeleteReal(k, real); err != nil {
-				return i, err
+				return err
 			}
 			w.draining.end(k, real)
 			continue
 		}
 		if have[real].Weight != 0 {
 			if err := w.kernel.ChangeReal(k, real, 0); err != nil {
-				return i, err
+				return err
 			}
 		}
 		w.drain(k, real)
 	}
-	return len(reals), nil
+	return nil
 }
 
 // deleteServers deletes virtual servers that are no longer desired.

@@ -81,7 +81,7 @@ func (e *workers) listen(p *port, by policy, address netip.Addr) (bound netip.Ad
 		if !w.do(func() { w.begin(fd, l, l.shut) }) {
 			_ = unix.Close(fd)
 		}
-		ends = append(ends, func() { w.do(func() { l.shut(w) }) })
+		ends = append(ends, func() { w.do(func() { l.leave(w) }) })
 	}
 	return bound, end, nil
 }

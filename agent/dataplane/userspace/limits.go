@@ -13,6 +13,10 @@ type Limits struct {
 // A UDP client takes a port of the node, as processes on it do: the kernel has some 28,000 for UDP.
 const maxUDP, maxUDPPerPort = 7_000, 3_500
 
+// maxListeners bounds the ports of the node where it listens for TCP, which no other program can use: the node
+// has some 28,000 of its own choice.
+const maxListeners = 8192
+
 // maxRetained bounds the first datagrams, in bytes, that the proxy retains to send them again.
 const maxRetained = 4 << 20
 

@@ -21,6 +21,9 @@ import (
 // ErrNotListening is wrapped by errors about a family in which the proxy listens nowhere.
 var ErrNotListening = errors.New("the userspace proxy does not listen")
 
+// errTooMany means that the proxy listens for maxListeners ports of Services.
+var errTooMany = fmt.Errorf("the userspace proxy serves %d ports of Services, its limit", maxListeners)
+
 // Options configure a Proxy.
 type Options struct {
 	// Clock is the real one if nil.
@@ -52,6 +55,7 @@ type Proxy struct {
 	open          limited // connections and UDP clients
 	udp           limited // UDP clients among them
 	retained      limited // bytes of first datagrams
+	listeners     limited // of TCP
 	notRedirected atomic.Int64
 	timeout       atomic.Int64 // of the first attempt, in ns
 	node          atomic.Pointer[[]netip.Addr]
@@ -211,13 +215,27 @@ func (p *Proxy) listen(at *port, by policy, address netip.Addr) (netip.AddrPort,
 	if at.sockets[by].Addr() == address {
 		return at.sockets[by], nil
 	}
+	tcp := at.id.protocol == v1alpha1.ProtocolTCP
+	if tcp && !p.listeners.take(1, maxListeners) {
+		return netip.AddrPort{}, errTooMany
+	}
 	bound, end, err := p.engine.listen(at, by, address)
 	if err != nil {
+		if tcp {
+			p.listeners.give(1)
+		}
 		return netip.AddrPort{}, fmt.Errorf("listen at %s: %w", address, err)
 	}
 	if former := at.ends[by]; former != nil {
 		of := serviceID{at.id.service, at.id.family}
 		p.unused[of] = append(p.unused[of], former)
+	}
+	if tcp {
+		listens := end
+		end = func() {
+			listens()
+			p.listeners.give(1)
+		}
 	}
 	at.sockets[by], at.ends[by] = bound, end
 	return bound, nil

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -164,10 +165,15 @@ func (d *Dataplane) redirect(r *dataplane.Ruleset) *dataplane.Ruleset {
 			known = true
 		}
 		served, err := d.serve(r, name, svc)
-		if err != nil {
+		switch {
+		case errors.Is(err, errTooMany): // which no repair changes
+			d.notes[name] = fmt.Sprintf("Service %s: the kernel serves ports of it: %v", name, errTooMany)
+		case err != nil:
 			d.warnings[name] = fmt.Sprintf("Service %s: the kernel serves it, not the userspace proxy: %v", name, err)
-		} else if text := unserved(svc); text != "" {
-			d.notes[name] = fmt.Sprintf("Service %s: %s", name, text)
+		default:
+			if text := unserved(svc); text != "" {
+				d.notes[name] = fmt.Sprintf("Service %s: %s", name, text)
+			}
 		}
 		if was && before.desired == svc && sameListeners(before.kernel, served) {
 			served = before.kernel // the kernel's data plane knows it by its address

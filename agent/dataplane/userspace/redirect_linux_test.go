@@ -167,8 +167,28 @@ func TestOwnListeners(t *testing.T) {
 	}
 	p.set("a", nil)
 	p.apply()
+	for _, at := range all {
+		if !accepts(at) { // handshakes may be under way
+			t.Errorf("%s is closed at once", at)
+		}
+	}
 	for i, at := range all {
 		until(t, at.String()+" listens", func() bool { return accepts(at) == (i >= 3) })
+	}
+	// The rest of the limit is taken: the kernel serves one more port.
+	p.host.listeners.n.Add(maxListeners - 3)
+	more := inUserspace(addresses(1)...)
+	more.ClusterIP = otherIP
+	p.set("more", more)
+	if result := p.apply(); p.proxied("more") || len(result.Notes) != 1 || !strings.Contains(result.Notes[0], "8192 ports") || len(result.Warnings) != 0 {
+		t.Errorf("beyond the limit: redirected %t, notes %q, warnings %q", p.proxied("more"), result.Notes, result.Warnings)
+	}
+	p.set("b", nil)
+	p.apply()
+	until(t, "the listeners count", func() bool { return p.host.listeners.n.Load() == maxListeners-3 })
+	p.set("more", more)
+	if p.apply(); !p.proxied("more") {
+		t.Error("what others have given back is not used")
 	}
 }
 

@@ -15,11 +15,12 @@ import (
 // acceptedAtOnce is how many connections are accepted before it is the turn of others.
 const acceptedAtOnce = 64
 
-// listener accepts the connections that the kernel has redirected by one policy.
+// listener accepts the connections to one port that the kernel has redirected by one policy.
 type listener struct {
 	fd      int
 	address netip.AddrPort
 	policy  policy
+	until   time.Time // it ends then; zero: it stays
 }
 
 // ready accepts what has come. The kernel reports again what is left.
@@ -60,6 +61,21 @@ func (w *worker) rejectOne(l *listener) {
 	if fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC); err == nil {
 		w.spare = fd
 	}
+}
+
+// leave ends it after queueTime: the last message of a handshake may be under way.
+func (l *listener) leave(w *worker) {
+	if l.fd >= 0 && l.until.IsZero() {
+		l.until = w.now.Add(queueTime)
+		w.leaving = append(w.leaving, l)
+	}
+}
+
+func (l *listener) left(w *worker) bool {
+	if !w.now.Before(l.until) {
+		l.shut(w)
+	}
+	return l.fd < 0
 }
 
 // shut stops listening. What the kernel has queued is served first.

@@ -34,7 +34,7 @@ type worker struct {
 	busy []*connection
 	// attempts are those under way, by their number: all of one number time out after the same time.
 	attempts [maxAttempts]fifo
-	leaving  []*udpSocket
+	leaving  []leaver
 	requests int     // to the kernel in this round
 	more     bool    // a leaving socket has clients to end at once
 	clients  [2]idle // of UDP, by udpIdle
@@ -51,6 +51,12 @@ type worker struct {
 type watched struct {
 	handler
 	number int32
+}
+
+// leaver is a socket that ends when it can.
+type leaver interface {
+	// left ends it if it can, and reports whether it has ended.
+	left(w *worker) bool
 }
 
 // handler gets the events of a file descriptor.
@@ -168,7 +174,7 @@ func (w *worker) run(ctx context.Context) error {
 		}
 		w.expire()
 		w.requests, w.more = 0, false
-		w.leaving = slices.DeleteFunc(w.leaving, func(s *udpSocket) bool { return s.left(w) })
+		w.leaving = slices.DeleteFunc(w.leaving, func(s leaver) bool { return s.left(w) })
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func atLimits(t *testing.T) {
 	result := p.apply(t)
 	beside := (<-programmed).Sub(begin)
 	longest, steps := time.Since(begin), 1
-	for ; len(result.Unfinished) > 0; steps++ {
+	for ; len(result.Unfinished) > 0 && steps < 100; steps++ {
 		p.set(p.service(p.end(steps%2+1)), large)
 		step := time.Now()
 		result = p.apply(t)
