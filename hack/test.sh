@@ -239,13 +239,13 @@ omit_slow_ipvs() {
 	not_run+=": this processor has no PCID, so User-mode Linux is too slow for them; run make test-ipvs"
 }
 
-# at_once FAST SLOW prints how many tests with a cluster of their own run at a time: as many as mostly wait.
-at_once() { if flushes_tlb; then echo "$2"; else echo "$1"; fi; }
+# by_processor FAST SLOW prints SLOW where flushes_tlb.
+by_processor() { if flushes_tlb; then echo "$2"; else echo "$1"; fi; }
 
-# Each fault fails, and is repeated, alone.
-run_faults() { run "faults" "$faults" "${retry[@]}" -subtests -- -timeout 30m -parallel "$(at_once 5 3)"; }
+# Each fault fails, and is repeated, alone. As many clusters run at a time as mostly wait.
+run_faults() { run "faults" "$faults" "${retry[@]}" -subtests -- -timeout 30m -parallel "$(by_processor 5 3)"; }
 
-run_e2e() { run "on real clusters" "$e2e" "${retry[@]}" -- -timeout 30m -parallel "$(at_once 3 2)"; }
+run_e2e() { run "on real clusters" "$e2e" "${retry[@]}" -- -timeout 30m -parallel "$(by_processor 3 2)"; }
 
 # The images' program is a separate module: hack/images/go.mod.
 run_images() {
@@ -276,7 +276,11 @@ run_demo_nftables() {
 run_speed() { run "speed" "$speed" -- -p 1; }
 
 # Runs alone, because it compares times.
-run_tenants() { run "tenants" "$tenants" -- -timeout 60m; }
+run_tenants() {
+	local -x TENANTS_SLOWER
+	TENANTS_SLOWER=$(by_processor 3 5)
+	run "tenants" "$tenants" -- -timeout 60m
+}
 
 # run_fuzz looks for input that breaks a parser, beyond the seeds that go test always runs.
 run_fuzz() {

@@ -2,14 +2,16 @@ package tenants
 
 import (
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 )
 
 const (
-	// slower, and larger, are how many times the quiet value one under attack may be. What lasts longer
-	// than an attack makes a later quiet row slower: by no more than noisier.
+	// slower, or what TENANTS_SLOWER says, and larger are how many times the quiet value one under attack may be.
+	// What lasts longer than an attack makes a later quiet row slower: by no more than noisier.
 	slower, larger, noisier = 3, 2, 2
 	// pauses is what the second tenant may wait with all attacks at once. It is more than slower times the
 	// quiet value, because they keep the two processors busy that also run the API server.
@@ -39,7 +41,22 @@ type row struct {
 }
 
 // table is all rows.
-type table struct{ rows []row }
+type table struct {
+	slower time.Duration // times
+	rows   []row
+}
+
+func newTable(t *testing.T) *table {
+	t.Helper()
+	times := slower
+	if text := os.Getenv("TENANTS_SLOWER"); text != "" {
+		var err error
+		if times, err = strconv.Atoi(text); err != nil || times < 1 {
+			t.Fatalf("TENANTS_SLOWER: %q is not a number of times", text)
+		}
+	}
+	return &table{slower: time.Duration(times)}
+}
 
 func (t *table) add(r row) { t.rows = append(t.rows, r) }
 
@@ -82,11 +99,11 @@ func (t *table) longest(name string) time.Duration {
 	}
 	switch name {
 	case everything:
-		return max(slower*usual, pauses)
+		return max(t.slower*usual, pauses)
 	case quiet:
 		return noisier * usual
 	}
-	return slower * usual
+	return t.slower * usual
 }
 
 // judge compares all rows to those without an attack.

@@ -73,11 +73,11 @@ func (r *rig) Context() context.Context { return r.ctx }
 func TestTenants(t *testing.T) {
 	chosen := choice(t)
 	r := newRig(t, v1alpha1.ModeIPTables)
-	rows := table{}
+	rows := newTable(t)
 	t.Cleanup(rows.print)
-	r.rows(&rows, chosen, r.attacks())
+	r.rows(rows, chosen, r.attacks())
 	if chosen.MatchString(everything) {
-		r.everything(&rows)
+		r.everything(rows)
 	}
 	r.end(rows)
 }
@@ -86,9 +86,9 @@ func TestTenants(t *testing.T) {
 func TestNFTables(t *testing.T) {
 	chosen := choice(t)
 	r := newRig(t, v1alpha1.ModeNFTables)
-	rows := table{}
+	rows := newTable(t)
 	t.Cleanup(rows.print)
-	r.rows(&rows, chosen, slices.DeleteFunc(r.atLimits(), func(a attack) bool { return !a.heavy }))
+	r.rows(rows, chosen, slices.DeleteFunc(r.atLimits(), func(a attack) bool { return !a.heavy }))
 	r.end(rows)
 }
 
@@ -103,7 +103,7 @@ func choice(t *testing.T) *regexp.Regexp {
 }
 
 // end judges the rows, and that nothing is left of the attacks.
-func (r *rig) end(rows table) {
+func (r *rig) end(rows *table) {
 	r.Helper()
 	rows.judge(r.T)
 	r.tries.Wait()
