@@ -13,6 +13,6 @@
 // has one processor, on which times mean nothing.
 //
 // TENANTS is a regular expression that selects attacks, TENANTS_LOOP such as 1m how long each is
-// repeated. To test other versions of controller and agent, set NODEPROXY_PROGRAMS to a directory with
+// repeated, TENANTS_SLOWER how many times the quiet wait is allowed (3). To test other versions of controller and agent, set NODEPROXY_PROGRAMS to a directory with
 // their programs (package programs).
 package tenants

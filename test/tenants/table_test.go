@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// slower, or what TENANTS_SLOWER says, and larger are how many times the quiet value one under attack may be.
+	// slower (or TENANTS_SLOWER) and larger are how many times the quiet value one under attack may be.
 	// What lasts longer than an attack makes a later quiet row slower: by no more than noisier.
 	slower, larger, noisier = 3, 2, 2
 	// pauses is what the second tenant may wait with all attacks at once. It is more than slower times the
