@@ -60,6 +60,9 @@ func atLimits(t *testing.T) {
 	if beside < 0 || beside > smallLimit {
 		t.Errorf("a small Service is programmed after %s beside a large one, more than %s", beside, smallLimit)
 	}
+	if len(result.Unfinished) > 0 {
+		t.Errorf("after %d steps, these are unfinished: %v", steps, result.Unfinished)
+	}
 	if between > smallLimit || steps < 3 {
 		t.Errorf("a small Service may wait for %s while a large one is programmed in %d steps, more than %s", between, steps, smallLimit)
 	}
